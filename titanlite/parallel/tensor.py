@@ -1,0 +1,172 @@
+"""Tensor parallelism with sequence parallelism, over ``parallelize_module``.
+
+Each matrix is cut over the ranks of the ``tp`` dimension, Megatron's way (https://arxiv.org/abs/1909.08053): the first
+of a pair by columns of the result, the second by rows, so that each rank works on its share of the heads or of the
+feed-forward's width and the pair costs one collective. Between the pairs every rank holds a share of the sequence
+(https://arxiv.org/abs/2205.05198): the collective before a pair gathers the sequence, the one after it sums and scatters
+it. Embedding and output are cut by vocabulary, and the loss never sees all of a token's logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from titanlite.distributed import private_tensor as private
+from titanlite.errors import UserError
+from titanlite.models.decoder import Decoder
+from titanlite.models.loss import Output, cross_entropy_sum
+from titanlite.models.registry import family
+
+if TYPE_CHECKING:
+    from titanlite.config import Config
+    from titanlite.distributed.mesh import Mesh
+
+SEQUENCE = 1
+"""The dimension of the sequence in hidden states [batch, sequence, width]."""
+
+
+def apply(part: Decoder, config: Config, mesh: Mesh) -> None:
+    """Cut the parameters of ``part``, still on the meta device, over ``mesh``'s tp dimension.
+
+    Raises:
+        UserError: asynchronous tensor parallelism is asked for where it cannot be.
+    """
+    tp = mesh.dim("tp")
+    ends: dict[str, ParallelStyle] = {}
+    if part.tok_embeddings is not None:
+        ends["tok_embeddings"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))
+    if part.norm is not None:
+        ends["norm"] = SequenceParallel(sequence_dim=SEQUENCE)
+    if ends:
+        parallelize_module(part, tp, ends)
+    plan = {name: STYLES[style]() for name, style in family(config.model.name).block_plan().items()}
+    for block in part.layers.values():
+        parallelize_module(block, tp, plan)
+    if part.output is not None:
+        part.output = TensorParallelOutput(part.output, tp, whole_logits=config.parallelism.disable_loss_parallel)
+    part.tie()
+    if part.tok_embeddings is not None:
+        part.tok_embeddings.register_forward_hook(_settled)
+    if config.parallelism.enable_async_tensor_parallel:
+        _overlap(config, tp)
+
+
+class GatherSequence(ParallelStyle):
+    """The module's first argument, a share of the sequence, is gathered for it; its gradients are scattered."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gathered(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return _sequence(inputs[0], device_mesh).redistribute(placements=(Replicate(),)), *inputs[1:]
+
+        module.register_forward_pre_hook(gathered)
+        return module
+
+
+STYLES = {
+    "columns": ColwiseParallel,
+    "rows": partial(RowwiseParallel, output_layouts=Shard(SEQUENCE)),
+    "sequence": partial(SequenceParallel, sequence_dim=SEQUENCE),
+    "gather_sequence": GatherSequence,
+}
+"""What a family's ``tensor_plan`` may say of a module."""
+
+
+class TensorParallelOutput(Output):
+    """The output head with this rank's rows of the vocabulary, on hidden states that are a share of the sequence.
+
+    Args:
+        whole_logits: gather each token's logits and take the plain loss of them, on every rank, as
+            ``disable_loss_parallel`` asks; else the loss is reduced over the ranks from their own logits.
+    """
+
+    def __init__(self, output: Output, tp: DeviceMesh, whole_logits: bool):
+        nn.Module.__init__(self)
+        self.chunks, self.group, self.tp, self.whole_logits = output.chunks, tp.get_group(), tp, whole_logits
+        self.weight = nn.Parameter(distribute_tensor(output.weight, tp, [Shard(0)]))
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+        """hidden [b, s / tp, dim], labels [b, s] -> as ``Output.forward``, the same on every rank."""
+        full = _sequence(hidden, self.tp).redistribute(placements=(Replicate(),))
+        # Each rank's gradient comes from its own logits only; their sum is the gradient.
+        tokens = full.to_local(grad_placements=(Partial(),))
+        weight = self.weight.to_local()
+        if labels is None:
+            return self._logits(tokens, weight)
+        if self.whole_logits:
+            logits = self._logits(tokens, weight).flatten(0, 1).float()
+            return F.cross_entropy(logits, labels.flatten(), reduction="sum")
+        return cross_entropy_sum(tokens.flatten(0, 1), weight, labels.flatten(), self.chunks, self.group)
+
+    def _logits(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        mine = DTensor.from_local(F.linear(tokens, weight), self.tp, (Shard(2),), run_check=False)
+        return mine.redistribute(placements=(Replicate(),)).to_local()
+
+
+def sum_partial_gradients(parameters: Iterable[Tensor], mesh: Mesh) -> None:
+    """Add up over tp the gradients that each rank has only of its own share of the sequence: those of the norms.
+
+    Called once after a step's last backward, for parameters without FSDP, which does this by itself: left as they are,
+    the copies of a norm would drift apart. One all-reduce carries them all.
+    """
+    if mesh.tp == 1:
+        return
+    partial_ones = [p for p in parameters if isinstance(p.grad, DTensor) and any(x.is_partial() for x in p.grad.placements)]
+    if not partial_ones:
+        return
+    grads = [p.grad.to_local() for p in partial_ones]  # type: ignore[union-attr]
+    flat = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(flat, group=mesh.dim("tp").get_group())
+    for parameter, piece in zip(partial_ones, flat.split([grad.numel() for grad in grads]), strict=True):
+        assert isinstance(parameter, DTensor)
+        local = piece.view(parameter.to_local().shape)
+        parameter.grad = DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False)
+
+
+def _sequence(hidden: Tensor, tp: DeviceMesh) -> DTensor:
+    if isinstance(hidden, DTensor):
+        return hidden
+    return DTensor.from_local(hidden, tp, (Shard(SEQUENCE),), run_check=False)
+
+
+class _Settle(torch.autograd.Function):
+    """The identity, on a tensor whose collective has ended."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Wait for the tensor."""
+        return private.settled(x)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        """The gradient as it is."""
+        return grads[0]
+
+
+def _settled(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    # A compiled block cannot take a tensor that is still in flight and has a gradient to come.
+    return _Settle.apply(output)
+
+
+def _overlap(config: Config, tp: DeviceMesh) -> None:
+    if tp.device_type != "cuda" or not config.compile.enable or "model" not in config.compile.components:
+        raise UserError(
+            "parallelism.enable_async_tensor_parallel needs CUDA devices and compile.enable = true with \"model\" in "
+            "compile.components: the compiler is what cuts the collectives into pieces behind the multiplications"
+        )
+    private.overlap_tensor_parallel_collectives(tp.get_group())
