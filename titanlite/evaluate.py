@@ -40,7 +40,7 @@ class Validation:
             total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
             for batch in loader:
                 loss = self.runner.evaluate(batch)
-                if self.mesh.owns_loss and self.mesh.is_first_of("tp"):
+                if self.mesh.is_first_of("tp"):
                     total[0] += loss
                 if self.mesh.is_first_of("tp", "cp", "pp"):
                     total[1] += batch.counted_tokens()

@@ -124,7 +124,7 @@ class Trainer:
         loss = self.faults.corrupt(self.state.step + 1, loss)
         return agree(
             self.world,
-            loss if self.mesh.owns_loss and self.mesh.is_first_of("tp") else 0.0,
+            loss if self.mesh.is_first_of("tp") else 0.0,
             batch.counted_tokens() if self.mesh.is_first_of("tp", "cp", "pp") else 0,
             gradients.square_norm(self.optimizers.parameters(), self.world.size // self.mesh.pp),
             stop=bool(self.stop.requested),

@@ -13,7 +13,7 @@ def _mesh(parallelism):
     with world() as started:
         config = from_dict({"parallelism": parallelism}, world_size=started.size)
         mesh = Mesh.build(config, started)
-        return mesh.describe(), mesh.data_rank, mesh.data_size, tuple(mesh.fsdp.mesh.shape), mesh.owns_loss
+        return mesh.describe(), mesh.data_rank, mesh.data_size, tuple(mesh.fsdp.mesh.shape)
 
 
 def test_what_is_left_is_sharded():
@@ -24,14 +24,9 @@ def test_what_is_left_is_sharded():
 
 def test_the_shards_span_context_and_the_copies_come_first():
     found = ranks(4).run(_mesh, {"context_parallel_degree": 2})
-    assert [(rank, size, shape) for _, rank, size, shape, _ in found] == [(0, 2, (4,))] * 2 + [(1, 2, (4,))] * 2
+    assert [(rank, size, shape) for _, rank, size, shape in found] == [(0, 2, (4,))] * 2 + [(1, 2, (4,))] * 2
     found = ranks(4).run(_mesh, {"data_parallel_replicate_degree": 2})
-    assert [(rank, size, shape) for _, rank, size, shape, _ in found] == [(i, 4, (2, 2)) for i in range(4)]
-
-
-def test_the_last_stage_owns_the_loss():
-    found = ranks(2).run(_mesh, {"pipeline_parallel_degree": 2})
-    assert [owns for *_, owns in found] == [False, True]
+    assert [(rank, size, shape) for _, rank, size, shape in found] == [(i, 4, (2, 2)) for i in range(4)]
 
 
 def _agree():

@@ -81,11 +81,6 @@ class Mesh:
         """Which share of the rows this rank works on; ranks that differ only in tp, cp or pp share theirs."""
         return self.rank_in("dp_replicate") * self.dp_shard + self.rank_in("dp_shard")
 
-    @property
-    def owns_loss(self) -> bool:
-        """Whether the loss of this rank's rows is known here: only the last pipeline stage computes it."""
-        return self.rank_in("pp") == self.pp - 1
-
     def is_first_of(self, *names: str) -> bool:
         """Whether this rank comes first along each of ``names``: the one of its equals that speaks for all."""
         return all(self.rank_in(name) == 0 for name in names)

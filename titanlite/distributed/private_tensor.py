@@ -35,7 +35,9 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
         return out, lse, ()
     if q.dtype == torch.float32:  # CUDA's flash kernel takes half precision only
         k, v = _for_each_head(k, q), _for_each_head(v, q)
-        out, lse, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        out, lse, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal
+        )
         # That kernel pads the log-sum-exp to a multiple of 32 queries.
         return out, lse[:, :, : q.shape[2]], (lse, seed, offset)
     made = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,13 +65,21 @@ def parallelize(config: Config, mesh: Mesh, device: torch.device, *, materialise
         for part in parts:
             materialised(part, config, device)
     micro_batch = min(config.training.local_batch_size, rows_per_rank(config, mesh))
+    finish = None
+    if mesh.tp > 1:
+        from titanlite.parallel import tensor
+
+        finish = partial(tensor.sum_partial_gradients, parts, mesh)
+    runner: Any
     if mesh.pp > 1:
-        return Parallelized(parts, pipeline.Pipelined(parts, config, mesh, device, micro_batch))
+        runner = pipeline.Pipelined(parts, config, mesh, device, micro_batch, finish)
+    else:
+        runner = Whole(parts[0], micro_batch, device, finish)
     if mesh.cp > 1:
         from titanlite.parallel.context import ContextParallel
 
-        return Parallelized(parts, ContextParallel(Whole(parts[0], micro_batch, device), config, mesh))
-    return Parallelized(parts, Whole(parts[0], micro_batch, device))
+        runner = ContextParallel(runner, config, mesh)
+    return Parallelized(parts, runner)
 
 
 def rows_per_rank(config: Config, mesh: Mesh) -> int:

@@ -115,10 +115,26 @@ class Pipelined:
     Args:
         parts: this rank's stages, ascending, fully parallelised.
         rows: rows of one accumulation round; each round is one run of the schedule.
+        finish: called after the last backward, for what is left to do to the gradients.
     """
 
-    def __init__(self, parts: list[Decoder], config: Config, mesh: Mesh, device: torch.device, rows: int):
-        self.parts, self.config, self.mesh, self.device, self.rows = parts, config, mesh, device, rows
+    def __init__(
+        self,
+        parts: list[Decoder],
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        rows: int,
+        finish: Callable[[], None] | None = None,
+    ):
+        self.parts, self.config, self.mesh, self.device, self.rows, self.finish = (
+            parts,
+            config,
+            mesh,
+            device,
+            rows,
+            finish,
+        )
         self.name = schedule.schedule_name(config.parallelism)
         size = config.parallelism.pipeline_parallel_microbatch_size
         if rows % size:
@@ -146,6 +162,8 @@ class Pipelined:
             for stage in stages:
                 stage.last_round = i == len(rounds) - 1
             self._run(plan.step, piece)
+        if self.finish is not None:
+            self.finish()
         return self._total()
 
     @torch.no_grad()
@@ -195,7 +213,9 @@ class Pipelined:
     def _stage(self, part: Decoder, number: int, seq_len: int) -> Stage:
         # Told the shapes, torch does not run the model once to find them, and again after each validation.
         rows, dim = self.rows // self.micros, part.sizes.dim
-        hidden = torch.empty(rows, seq_len // self.mesh.tp, dim, dtype=self._hidden_type(), device="meta", requires_grad=True)
+        hidden = torch.empty(
+            rows, seq_len // self.mesh.tp, dim, dtype=self._hidden_type(), device="meta", requires_grad=True
+        )
         tokens = torch.empty(rows, seq_len, dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta", requires_grad=True)
         return Stage(

@@ -97,7 +97,9 @@ class _RingAttention(torch.autograd.Function):
                 continue
             mine, theirs = part
             inputs = _cut(q, mine), _cut(keys, theirs), _cut(values, theirs)
-            made = flash_backward(_cut(grad, mine), *inputs, _cut(out, mine), _cut(lse, mine), False, _rest(ctx.rest, inputs))
+            made = flash_backward(
+                _cut(grad, mine), *inputs, _cut(out, mine), _cut(lse, mine), False, _rest(ctx.rest, inputs)
+            )
             dq[:, :, mine] += made[0]
             home.add(origin, made[1:], theirs)
         dk, dv = home.arrived()

@@ -142,7 +142,9 @@ def per_rank(count: int, keys: Parallelism) -> int:
     if left or not each:
         raise UserError(f"{count} pipeline stages cannot be dealt to pipeline_parallel_degree = {degree} ranks evenly")
     if (name in ONE_STAGE and each != 1) or (name in V_SHAPED and each != 2) or (name in LOOPED and each < 2):
-        takes = {**dict.fromkeys(ONE_STAGE, "1 stage"), **dict.fromkeys(V_SHAPED, "2 stages")}.get(name, "2 stages or more")
+        takes = {**dict.fromkeys(ONE_STAGE, "1 stage"), **dict.fromkeys(V_SHAPED, "2 stages")}.get(
+            name, "2 stages or more"
+        )
         raise UserError(
             f"schedule {name} runs {takes} on each rank, but {count} stages on pipeline_parallel_degree = {degree} "
             f"ranks make {each}; see parallelism.pipeline_parallel_layers_per_stage"

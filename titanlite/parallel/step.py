@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -14,10 +16,17 @@ class Whole:
     """Gradient accumulation over a model that is not cut into pipeline stages.
 
     ``Pipelined`` in ``pipeline.py`` is the other class with these two methods.
+
+    Args:
+        micro_batch: rows at a time.
+        finish: called after the last backward, for what is left to do to the gradients.
     """
 
-    def __init__(self, model: Decoder, micro_batch: int, device: torch.device):
+    def __init__(
+        self, model: Decoder, micro_batch: int, device: torch.device, finish: Callable[[], None] | None = None
+    ):
         self.model = model
+        self.finish = finish
         self.micro_batch = micro_batch
         self.device = device
 
@@ -33,6 +42,8 @@ class Whole:
             loss = self._loss(micro)
             (loss * scale).backward()
             total += loss.detach()
+        if self.finish is not None:
+            self.finish()
         return total
 
     @torch.no_grad()

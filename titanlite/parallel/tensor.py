@@ -48,21 +48,16 @@ def apply(part: Decoder, config: Config, mesh: Mesh) -> None:
         UserError: asynchronous tensor parallelism is asked for where it cannot be.
     """
     tp = mesh.dim("tp")
-    ends: dict[str, ParallelStyle] = {}
-    if part.tok_embeddings is not None:
-        ends["tok_embeddings"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))
-    if part.norm is not None:
-        ends["norm"] = SequenceParallel(sequence_dim=SEQUENCE)
-    if ends:
-        parallelize_module(part, tp, ends)
     plan = {name: STYLES[style]() for name, style in family(config.model.name).block_plan().items()}
     for block in part.layers.values():
         parallelize_module(block, tp, plan)
+    if part.tok_embeddings is not None:
+        part.tok_embeddings = TensorParallelEmbedding(part.tok_embeddings, tp)
+    if part.norm is not None:
+        parallelize_module(part.norm, tp, STYLES["sequence"]())
     if part.output is not None:
         part.output = TensorParallelOutput(part.output, tp, whole_logits=config.parallelism.disable_loss_parallel)
     part.tie()
-    if part.tok_embeddings is not None:
-        part.tok_embeddings.register_forward_hook(_settled)
     if config.parallelism.enable_async_tensor_parallel:
         _overlap(config, tp)
 
@@ -85,6 +80,27 @@ STYLES = {
     "gather_sequence": GatherSequence,
 }
 """What a family's ``tensor_plan`` may say of a module."""
+
+
+class TensorParallelEmbedding(nn.Embedding):
+    """The embedding with this rank's rows of the vocabulary; each token's is on one rank, the others add zeros.
+
+    Not ``RowwiseParallel``, whose backward makes the gradient of the whole table on every rank.
+    """
+
+    def __init__(self, embedding: nn.Embedding, tp: DeviceMesh):
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim, self.tp = embedding.num_embeddings, embedding.embedding_dim, tp
+        self.weight = nn.Parameter(distribute_tensor(embedding.weight, tp, [Shard(0)]))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Tokens [b, s], the same on every rank -> this rank's share of the sequence, [b, s / tp, dim]."""
+        weight = self.weight.to_local()
+        rows = input - self.tp.get_local_rank() * weight.shape[0]
+        here = (rows >= 0) & (rows < weight.shape[0])
+        found = F.embedding(rows.where(here, 0), weight) * here[..., None]
+        summed = DTensor.from_local(found, self.tp, (Partial(),), run_check=False)
+        return summed.redistribute(placements=(Shard(SEQUENCE),)).to_local()
 
 
 class TensorParallelOutput(Output):
@@ -118,15 +134,16 @@ class TensorParallelOutput(Output):
         return mine.redistribute(placements=(Replicate(),)).to_local()
 
 
-def sum_partial_gradients(parameters: Iterable[Tensor], mesh: Mesh) -> None:
+def sum_partial_gradients(parts: Iterable[nn.Module], mesh: Mesh) -> None:
     """Add up over tp the gradients that each rank has only of its own share of the sequence: those of the norms.
 
-    Called once after a step's last backward, for parameters without FSDP, which does this by itself: left as they are,
-    the copies of a norm would drift apart. One all-reduce carries them all.
+    Called once after a step's last backward. FSDP does it by itself for what it wraps; left as they are, the copies of
+    a norm would drift apart. One all-reduce carries them all.
     """
-    if mesh.tp == 1:
-        return
-    partial_ones = [p for p in parameters if isinstance(p.grad, DTensor) and any(x.is_partial() for x in p.grad.placements)]
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    partial_ones = [
+        p for p in parameters if isinstance(p.grad, DTensor) and any(x.is_partial() for x in p.grad.placements)
+    ]
     if not partial_ones:
         return
     grads = [p.grad.to_local() for p in partial_ones]  # type: ignore[union-attr]
@@ -144,29 +161,10 @@ def _sequence(hidden: Tensor, tp: DeviceMesh) -> DTensor:
     return DTensor.from_local(hidden, tp, (Shard(SEQUENCE),), run_check=False)
 
 
-class _Settle(torch.autograd.Function):
-    """The identity, on a tensor whose collective has ended."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """Wait for the tensor."""
-        return private.settled(x)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        """The gradient as it is."""
-        return grads[0]
-
-
-def _settled(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    # A compiled block cannot take a tensor that is still in flight and has a gradient to come.
-    return _Settle.apply(output)
-
-
 def _overlap(config: Config, tp: DeviceMesh) -> None:
     if tp.device_type != "cuda" or not config.compile.enable or "model" not in config.compile.components:
         raise UserError(
-            "parallelism.enable_async_tensor_parallel needs CUDA devices and compile.enable = true with \"model\" in "
+            'parallelism.enable_async_tensor_parallel needs CUDA devices and compile.enable = true with "model" in '
             "compile.components: the compiler is what cuts the collectives into pieces behind the multiplications"
         )
     private.overlap_tensor_parallel_collectives(tp.get_group())
