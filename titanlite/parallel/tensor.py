@@ -78,6 +78,8 @@ STYLES = {
     "rows": partial(RowwiseParallel, output_layouts=Shard(SEQUENCE)),
     "sequence": partial(SequenceParallel, sequence_dim=SEQUENCE),
     "gather_sequence": GatherSequence,
+    # On [b, heads, s, head_dim] the shared dimension is that of the heads; the weight is every head's.
+    "heads": partial(SequenceParallel, sequence_dim=1, use_local_output=True),
 }
 """What a family's ``tensor_plan`` may say of a module."""
 
