@@ -1,0 +1,1 @@
+"""titanlite: pretraining of Llama-style language models over one DeviceMesh."""

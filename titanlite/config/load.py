@@ -1,0 +1,154 @@
+"""TOML files and flags to one checked ``Config``.
+
+>>> load(["--job.config_file=train_configs/debug_model.toml", "--training.steps=20"]).training.steps
+20
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from titanlite.config import checks, flags, messages, show
+from titanlite.config.schema import Config
+from titanlite.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Origins = dict[tuple[str, ...], str]
+"""Where each given value came from: "file.toml:12" or "--flag"."""
+
+
+def load(argv: list[str], world_size: int | None = None) -> Config:
+    """The config that ``argv`` asks for: defaults, below a TOML file, below flags.
+
+    ``--help`` and ``--print-config`` print and raise ``SystemExit(0)``.
+
+    Raises:
+        UserError: with one message that names the file and line or the flag, what is allowed, what was probably meant.
+    """
+    argv = list(argv)
+    if "--help" in argv or "-h" in argv:
+        print(show.help_text())
+        raise SystemExit(0)
+    wants_print = "--print-config" in argv
+    overrides = flags.split([word for word in argv if word != "--print-config"])
+    given: dict[str, Any] = {}
+    origins: Origins = {}
+    file = next((flag.text for flag in overrides if flag.path == ("job", "config_file")), None)
+    if file is not None:
+        given = _read(Path(file), origins, ())
+    for flag in overrides:
+        kind = flags.annotation(flag.path)
+        if kind is not None:
+            _set(given, flag.path, flags.value(flag, kind), origins, flag.written)
+        elif checks.is_elsewhere(flag.path):
+            _set(given, flag.path, flags.guess(flag.text), origins, flag.written)
+        else:
+            raise UserError(messages.unknown(flag.path, flag.written))
+    config = _checked(given, origins, _world_size() if world_size is None else world_size)
+    if wants_print:
+        print(show.toml_text(config, origins))
+        raise SystemExit(0)
+    return config
+
+
+def from_dict(values: dict[str, Any], world_size: int = 1) -> Config:
+    """A config from nested values, with the same checks as ``load``."""
+    return _checked(values, {}, world_size)
+
+
+def _checked(given: dict[str, Any], origins: Origins, world_size: int) -> Config:
+    checks.refuse_unsupported(given, origins)
+    try:
+        config = Config.model_validate(given)
+    except ValidationError as error:
+        raise UserError(messages.invalid(error, origins)) from None
+    checks.refuse_contradictions(config, world_size, origins)
+    return config
+
+
+def _world_size() -> int:
+    if os.environ.get("WORLD_SIZE"):
+        return _count("WORLD_SIZE")
+    nodes = os.environ.get("NNODES", "1").split(":")[-1]
+    return (int(nodes) if nodes.isdigit() else 1) * _count("NGPU")
+
+
+def _count(name: str) -> int:
+    text = os.environ.get(name) or "1"
+    if not text.isdigit() or int(text) == 0:
+        raise UserError(f"environment variable {name} must be a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def _read(path: Path, origins: Origins, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The values of a file over those of the files it extends."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"config file {path} is not TOML: {error}") from None
+    base = values.pop("extends", None)
+    result: dict[str, Any] = {}
+    if base is not None:
+        if not isinstance(base, str):
+            raise UserError(f"{path}: extends must be the name of one file, not {base!r}")
+        parent = path.parent / base
+        if path.resolve() in seen or parent.resolve() == path.resolve():
+            raise UserError(f"{path}: extends goes round in a circle through {base}")
+        result = _read(parent, origins, (*seen, path.resolve()))
+    lines = _lines(text)
+    for keys, value in _leaves(values):
+        line = next((lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines), None)
+        _set(result, keys, value, origins, f"{path}:{line}" if line else str(path))
+    return result
+
+
+def _leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    leaves: list[tuple[tuple[str, ...], Any]] = []
+    for name, value in values.items():
+        if isinstance(value, dict) and flags.annotation((*path, name)) is not None and value:
+            leaves += _leaves(value, (*path, name))
+        else:
+            leaves.append(((*path, name), value))
+    return leaves
+
+
+def _set(values: dict[str, Any], path: tuple[str, ...], value: Any, origins: Origins, origin: str) -> None:
+    for name in path[:-1]:
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            inner = values[name] = {}
+        values = inner
+    values[path[-1]] = value
+    origins[path] = origin
+
+
+def _lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line of each table and key, for messages."""
+    found: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?$", line):
+            table = _dotted(header[1])
+            found.setdefault(table, number)
+        elif key := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            found.setdefault(table + _dotted(key[1]), number)
+    return found
+
+
+def _dotted(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))

@@ -1,0 +1,94 @@
+"""The configuration as text: ``--help`` and ``--print-config``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from titanlite.config import flags, messages
+from titanlite.config.schema import Config
+
+USAGE = """usage: ./run_train.sh [--table.key=value ...]
+
+Environment: NGPU processes on this machine, CONFIG_FILE the TOML file, LOG_RANK ranks whose output is shown, NNODES,
+NODE_RANK, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS as for torchrun, COMM_MODE=fake_backend for a dry run.
+
+Overrides: --table.key=value or --table.key value; --table.flag and --table.no-flag; lists separated by commas.
+--print-config prints the resolved config with where each value came from. A file inherits by extends = "base.toml".
+"""
+
+
+def tables(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every table by name, nested ones after those that hold them."""
+    for name, field in model.model_fields.items():
+        kinds = flags.alternatives(field.annotation)
+        if isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel) and type(None) not in kinds:
+            yield prefix + name, kinds[0]
+            yield from tables(kinds[0], f"{prefix}{name}.")
+
+
+def fields(table: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
+    """The keys of a table: name, type in words, default as TOML, meaning."""
+    inner = {name.split(".")[0] for name, _ in tables(table)}
+    for name, field in table.model_fields.items():
+        if name not in inner:
+            kind = field.annotation
+            if field.metadata:
+                limits = ", ".join(text for note in field.metadata if (text := messages._limit(note)))
+                words = f"{messages.describe(kind)} {limits}".strip()
+            else:
+                words = messages.describe(kind)
+            default = "required" if field.is_required() else toml_value(field.default)
+            yield name, words, default, field.description or ""
+
+
+def help_text() -> str:
+    """Every key with its type, default and meaning."""
+    lines = [USAGE]
+    for name, table in tables():
+        keys = list(fields(table))
+        if keys:
+            lines.append(f"[{name}]  {(table.__doc__ or '').splitlines()[0]}")
+        for key, words, default, doc in keys:
+            lines.append(f"  --{name}.{key} (default {default})\n      {doc}\n      {words}")
+    return "\n".join(lines)
+
+
+def toml_text(config: Config, origins: dict[tuple[str, ...], str]) -> str:
+    """The resolved config as TOML, each value with where it came from; ``load`` reads it back."""
+    lines: list[str] = []
+    for name, _ in tables():
+        path = tuple(name.split("."))
+        table: Any = config
+        for part in path:
+            table = getattr(table, part)
+        inner = {key for key, value in table if isinstance(value, BaseModel)}
+        own = [
+            (key, value) for key, value in table if key not in inner or (path == ("model",) and key == "rope_scaling")
+        ]
+        if not own:
+            continue
+        lines.append(f"\n[{name}]")
+        for key, value in own:
+            origin = next((origins[p] for p in ((*path, key), path) if p in origins), "default")
+            text = toml_value(value)
+            lines.append(f"# {key} is none" if text == "none" else f"{key} = {text}  # {origin}")
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML; None, which TOML does not have, as "none"."""
+    if value is None:
+        return "none"
+    if isinstance(value, BaseModel):
+        return toml_value(value.model_dump(exclude_none=True))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, str) else repr(value)
