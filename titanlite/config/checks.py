@@ -1,4 +1,4 @@
-"""What no single key shows: keys that titanlite does not do, keys of older files, and values that contradict each other."""
+"""What no single key shows: keys titanlite does not do, keys of older files, values that contradict each other."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ def _degrees(c: _Checker) -> None:
         c.require(
             c.world_size % others == 0 and c.world_size >= others,
             f"parallelism.{largest}",
-            f"{told} = {others} does not divide the {c.world_size} processes of this run; set NGPU to a multiple of {others}",
+            f"{told} = {others} does not divide the {c.world_size} processes of this run; "
+            f"set NGPU to a multiple of {others}",
         )
     else:
         product = others * shard
@@ -259,13 +260,15 @@ def _tensor(c: _Checker) -> None:
         c.require(
             size % tp == 0,
             "parallelism.tensor_parallel_degree",
-            f"{tp} does not divide model.{name} = {size}; the largest degree up to it that fits this model is {fits[-1]}",
+            f"{tp} does not divide model.{name} = {size}; "
+            f"the largest degree up to it that fits this model is {fits[-1]}",
         )
     seq = c.config.training.seq_len
     c.require(
         seq % (tp * p.context_parallel_degree) == 0,
         "training.seq_len",
-        f"{seq} must be a multiple of tensor_parallel_degree x context_parallel_degree = {tp * p.context_parallel_degree}; "
+        f"{seq} must be a multiple of tensor_parallel_degree x context_parallel_degree = "
+        f"{tp * p.context_parallel_degree}; "
         f"take {_next(seq, tp * p.context_parallel_degree)}",
     )
     if c.config.validation.enable:
@@ -319,7 +322,8 @@ def _pipeline(c: _Checker) -> None:
     c.require(
         not sizes.tie_embeddings,
         "parallelism.pipeline_parallel_degree",
-        "tied embeddings would lie on the first and the last stage at once; set model.tie_embeddings = false, or no pipeline",
+        "tied embeddings would lie on the first and the last stage at once; "
+        "set model.tie_embeddings = false, or no pipeline",
     )
     schedule = known.get(name.lower(), name)
     stages = pp
@@ -475,7 +479,8 @@ def _schedule(c: _Checker) -> None:
         c.require(
             s.warmup_steps + round(total * s.decay_ratio) <= total,
             "lr_scheduler.decay_ratio",
-            f"warm-up {s.warmup_steps} and decay {round(total * s.decay_ratio)} are longer than the schedule of {total} steps",
+            f"warm-up {s.warmup_steps} and decay {round(total * s.decay_ratio)} are longer than the schedule of "
+            f"{total} steps",
         )
 
 
@@ -524,7 +529,8 @@ def _debug(c: _Checker) -> None:
         c.require(
             FAULT.match(fault) is not None,
             "debug.faults",
-            f"{fault!r} is not allowed; faults are nan@step:rank, kill@step:rank, hang@step:rank, slow@step:rank:seconds",
+            f"{fault!r} is not allowed; faults are nan@step:rank, kill@step:rank, hang@step:rank, "
+            "slow@step:rank:seconds",
         )
     v = c.config.validation
     c.require(v.steps == -1 or v.steps > 0, "validation.steps", f"must be -1 or at least 1, not {v.steps}")

@@ -116,7 +116,7 @@ def _list(text: str, flag: Flag) -> list[Any]:
         return found
     items = [item for item in text.split(",") if item]
     kind = annotation(flag.path)
-    inner = [typing.get_args(one)[0] for one in alternatives(kind) if typing.get_origin(one) is list][0]
+    inner = next(typing.get_args(one)[0] for one in alternatives(kind) if typing.get_origin(one) is list)
     return [next((v for one in alternatives(inner) if (v := _scalar(item, one)) is not None), item) for item in items]
 
 
