@@ -140,12 +140,12 @@ def main() -> None:
     report(cases, arguments.json)
 
 
-def in_processes(processes: int, arguments: tuple) -> dict[str, float]:
-    """Run ``measure`` in so many fresh processes and return rank 0's answer."""
+def in_processes(processes: int, arguments: tuple, measurement=measure) -> dict[str, float]:
+    """Run ``measurement`` in so many fresh processes and return rank 0's answer."""
     context = torch.multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    workers = [context.Process(target=_worker, args=(rank, processes, store.port, arguments, answers)) for rank in range(processes)]
+    workers = [context.Process(target=_worker, args=(rank, processes, store.port, measurement, arguments, answers)) for rank in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -155,7 +155,7 @@ def in_processes(processes: int, arguments: tuple) -> dict[str, float]:
     return answers.get()
 
 
-def _worker(rank: int, processes: int, port: int, arguments: tuple, answers) -> None:
+def _worker(rank: int, processes: int, port: int, measurement, arguments: tuple, answers) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -165,7 +165,7 @@ def _worker(rank: int, processes: int, port: int, arguments: tuple, answers) -> 
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    answer = measure(*arguments)
+    answer = measurement(*arguments)
     if rank == 0:
         answers.put(answer)
 
