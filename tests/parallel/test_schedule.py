@@ -85,7 +85,7 @@ def test_own_stages():
 
 def test_micro_batches_must_divide_the_batch():
     assert schedule.micro_batches(config(pipeline_parallel_microbatch_size=2)) == 2
-    with pytest.raises(UserError, match="local_batch_size = 4 .*microbatch_size = 3"):
+    with pytest.raises(UserError, match=r"local_batch_size = 4 .*microbatch_size = 3"):
         schedule.micro_batches(config(pipeline_parallel_microbatch_size=3))
 
 

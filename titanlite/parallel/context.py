@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from titanlite.data.batch import Batch
 from titanlite.errors import UserError
+from titanlite.models.block import Block
 from titanlite.models.decoder import Decoder
 from titanlite.parallel.ring import SEQUENCE, Ring, ring_attention
 
@@ -33,6 +34,7 @@ def apply(part: Decoder, config: Config, mesh: Mesh) -> None:
         balanced=keys.context_parallel_load_balancer is not None,
     )
     for block in part.layers.values():
+        assert isinstance(block, Block)
         block.attention.kernel = ContextParallelKernel(ring)
 
 

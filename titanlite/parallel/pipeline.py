@@ -43,8 +43,8 @@ def split_stages(config: Config, mesh: Mesh, build: Callable[[DecoderSizes], Dec
     sizes = sizes_of(config.model)
     if sizes.tie_embeddings:
         raise UserError(
-            "model.tie_embeddings cannot be used with parallelism.pipeline_parallel_degree > 1: the shared weight would "
-            "live on two ranks, the first stage's and the last's"
+            "model.tie_embeddings cannot be used with parallelism.pipeline_parallel_degree > 1: the shared weight "
+            "would live on two ranks, the first stage's and the last's"
         )
     modules = schedule.stage_modules(config, sizes.n_layers)
     mine = schedule.stages_of(mesh.rank_in("pp"), len(modules), config.parallelism)
@@ -204,7 +204,7 @@ class Pipelined:
             stages = [self._stage(part, number, seq_len) for part, number in zip(self.parts, self.numbers, strict=True)]
             if self.name == "csv":
                 path = self.config.parallelism.pipeline_parallel_schedule_csv
-                plan = private.schedule_from_csv(stages, self.micros, self._loss, path)
+                plan = private.schedule_from_csv(stages, self.micros, self._loss, path or "")
             else:
                 plan = _construct(self.name, stages, self.micros, self._loss)  # type: ignore[arg-type]
             self.made[seq_len] = plan, stages

@@ -6,7 +6,7 @@ Attention over each piece is done by the device's fused kernel, and the pieces' 
 their scores, as flash attention does inside. In the backward pass the gradients of keys and values travel along.
 
 Causality leaves half of the pairs of pieces without work. Dealt in order, the last rank would do p times the first
-one's; with ``balanced`` each rank has one piece from the head and one from the tail of the sequence, and all do the same::
+one's; with ``balanced`` each rank has one piece from the head and one from the tail of the sequence, and all do as much::
 
     sequence   0 1 2 3 4 5 6 7        rank 0 has 0 7, rank 1 has 1 6, rank 2 has 2 5, rank 3 has 3 4
 """
@@ -152,30 +152,31 @@ class _Home:
 
     def __init__(self, dk: Tensor, dv: Tensor, ring: Ring):
         self.ring = ring
-        own = torch.stack((dk, dv))
+        self.own = torch.stack((dk, dv))
+        self.travelling: Tensor | None = None
         if ring.gather:
-            self.all = own.new_zeros(ring.size, *own.shape)
-            self.all[ring.rank] = own
-        else:
-            self.travelling = own
+            self.all = self.own.new_zeros(ring.size, *self.own.shape)
+            self.all[ring.rank] = self.own
 
     def add(self, origin: int, grads: tuple[Tensor, Tensor] | None, part: slice) -> None:
-        """Add this rank's share for ``part`` of ``origin``'s piece; called for every other rank, in ``_pieces``' order."""
-        if not self.ring.gather:
-            self.travelling = _pass_on(self.travelling, self.ring)
+        """Add this rank's share for ``part`` of ``origin``'s piece; for every other rank, in ``_pieces``' order."""
+        if self.ring.gather:
+            target = self.all[origin]
+        else:
+            before = self.travelling
+            target = torch.zeros_like(self.own) if before is None else _pass_on(before, self.ring)
+            self.travelling = target
         if grads is not None:
-            target = self.all[origin] if self.ring.gather else self.travelling
             target[0, :, :, part] += grads[0]
             target[1, :, :, part] += grads[1]
 
     def arrived(self) -> tuple[Tensor, Tensor]:
         """What all ranks together have for this rank's keys and values."""
         if self.ring.gather:
-            own = torch.empty_like(self.all[0])
-            dist.reduce_scatter_tensor(own, self.all.flatten(0, 1), group=self.ring.group)
-        else:
-            own = _pass_on(self.travelling, self.ring)
-        return own[0], own[1]
+            dist.reduce_scatter_tensor(self.own, self.all.flatten(0, 1), group=self.ring.group)
+        elif self.travelling is not None:
+            self.own += _pass_on(self.travelling, self.ring)
+        return self.own[0], self.own[1]
 
 
 def _pass_on(x: Tensor, ring: Ring) -> Tensor:

@@ -241,6 +241,7 @@ def bubble(order: dict[int, list[Action]]) -> float:
 def _ready(action: Action, last: int, done: dict[Action, int]) -> int | None:
     """When what ``action`` needs is there, None while it is not."""
     stage, kind, micro = action
+    needs: list[tuple[Action, ...]]
     if kind == "F":
         needs = [(Action(stage - 1, "F", micro),)] if stage else []
     elif kind == "W":

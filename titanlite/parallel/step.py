@@ -60,5 +60,6 @@ class Whole:
 
     def _synchronise(self, last: bool) -> None:
         if isinstance(self.model, FSDPModule):
+            # Not set_is_last_backward as well: it keeps FSDP's prefetch order from one micro-batch to the next, and the
+            # last one then gathers a group that nobody needs.
             self.model.set_requires_gradient_sync(last)
-            self.model.set_is_last_backward(last)

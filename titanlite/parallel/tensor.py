@@ -3,13 +3,13 @@
 Each matrix is cut over the ranks of the ``tp`` dimension, Megatron's way (https://arxiv.org/abs/1909.08053): the first
 of a pair by columns of the result, the second by rows, so that each rank works on its share of the heads or of the
 feed-forward's width and the pair costs one collective. Between the pairs every rank holds a share of the sequence
-(https://arxiv.org/abs/2205.05198): the collective before a pair gathers the sequence, the one after it sums and scatters
-it. Embedding and output are cut by vocabulary, and the loss never sees all of a token's logits.
+(https://arxiv.org/abs/2205.05198): the collective before a pair gathers the sequence, the one after it sums and
+scatters it. Embedding and output are cut by vocabulary, and the loss never sees all of a token's logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class GatherSequence(ParallelStyle):
         return module
 
 
-STYLES = {
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "columns": ColwiseParallel,
     "rows": partial(RowwiseParallel, output_layouts=Shard(SEQUENCE)),
     "sequence": partial(SequenceParallel, sequence_dim=SEQUENCE),
@@ -97,7 +97,7 @@ class TensorParallelEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Tokens [b, s], the same on every rank -> this rank's share of the sequence, [b, s / tp, dim]."""
-        weight = self.weight.to_local()
+        weight = _local(self.weight)
         rows = input - self.tp.get_local_rank() * weight.shape[0]
         here = (rows >= 0) & (rows < weight.shape[0])
         found = F.embedding(rows.where(here, 0), weight) * here[..., None]
@@ -123,7 +123,7 @@ class TensorParallelOutput(Output):
         full = _sequence(hidden, self.tp).redistribute(placements=(Replicate(),))
         # Each rank's gradient comes from its own logits only; their sum is the gradient.
         tokens = full.to_local(grad_placements=(Partial(),))
-        weight = self.weight.to_local()
+        weight = _local(self.weight)
         if labels is None:
             return self._logits(tokens, weight)
         if self.whole_logits:
@@ -155,6 +155,11 @@ def sum_partial_gradients(parts: Iterable[nn.Module], mesh: Mesh) -> None:
         assert isinstance(parameter, DTensor)
         local = piece.view(parameter.to_local().shape)
         parameter.grad = DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False)
+
+
+def _local(weight: Tensor) -> Tensor:
+    assert isinstance(weight, DTensor)
+    return weight.to_local()
 
 
 def _sequence(hidden: Tensor, tp: DeviceMesh) -> DTensor:
