@@ -7,29 +7,28 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from titanlite.checkpoint.manager import CheckpointManager, Restored, Snapshot
 from titanlite.config import Config, load
 from titanlite.data.loader import build_loader
 from titanlite.data.tokenizer import build_tokenizer
-from titanlite.distributed.elastic import StopRequest, clear_marker, write_marker
+from titanlite.distributed import elastic
 from titanlite.distributed.faults import Faults
 from titanlite.distributed.mesh import Mesh
 from titanlite.distributed.verdict import Verdict, agree
 from titanlite.distributed.watchdog import Watchdog
 from titanlite.distributed.world import World
+from titanlite.ending import ending
 from titanlite.errors import TrainingStopped, UserError
 from titanlite.evaluate import Validation
 from titanlite.garbage import GarbageCollection
 from titanlite.models.sizes import sizes_of
 from titanlite.monitor import Meter, Monitor
-from titanlite.monitor.explain import explain
 from titanlite.optim import gradients
 from titanlite.optim.optimizer import Optimizers
 from titanlite.optim.schedule import lr_factor, schedule_length
@@ -53,60 +52,67 @@ class Trainer:
 
     def __init__(self, config: Config, world: World):
         self.config, self.world = config, world
+        self.folder = run_folder(config)
         self.state = TrainState(schedule_length=schedule_length(config))
-        _set_determinism(config)
+        self.stopping = self.data_ended = False
+        set_determinism(config)
+
         self.mesh = Mesh.build(config, world)
         self.tokenizer = build_tokenizer(config.model.hf_assets_path)
-        _check_vocabulary(config, self.tokenizer.vocab_size)
+        check_vocabulary(config, self.tokenizer.vocab_size)
         model = parallelize(config, self.mesh, world.device)
         self.parts, self.runner = model.parts, model.runner
         self.optimizers = Optimizers(list(self.parts), config)
         self.loader = build_loader(config, self.tokenizer, self.mesh.data_rank, self.mesh.data_size)
+        self.nominal_tokens = global_batch_size(config, self.mesh.data_size) * config.training.seq_len
+
         self.validation = Validation(config, self.tokenizer, self.mesh, world, self.runner)
-        self.checkpoints = CheckpointManager(config, world, self.mesh.describe())
-        self.monitor = Monitor(config, world, self.mesh.describe())
+        self.checkpoints = CheckpointManager(config, world, self.mesh.describe(), self.folder)
+        self.monitor = Monitor(config, world, self.folder)
         self.meter = Meter(config, world, sizes_of(config.model))
         self.recovery = Recovery(config, self.monitor)
         self.faults = Faults(config.debug.faults, world)
-        self.stop = StopRequest(config)
-        self.watchdog = Watchdog(config, world)
+        self.stop = elastic.StopRequest(config)
+        self.watchdog = Watchdog(config, world, self.folder)
         self.garbage = GarbageCollection(config.training.gc_freq)
-        self.nominal_tokens = global_batch_size(config, self.mesh.data_size) * config.training.seq_len
         world.set_timeout(config.comm.train_timeout_seconds)
 
     def run(self) -> None:
         """Train from the newest intact checkpoint, or the start, to the last step or a request to stop."""
         self.begin()
         while self.goes_on():
-            self.step_begins()
-            verdict = self.forward_backward()
-            match self.recovery.judge(self.state, verdict):
-                case "update":
-                    self.update(verdict)
-                case "skip":
-                    self.skip()
-                case "rollback":
-                    self.roll_back()
-            self.record(verdict)
-            self.validate()
-            self.save(verdict)
+            self.step()
         self.finish()
 
+    def step(self) -> None:
+        """One step: forward and backward, the verdict of all ranks, and what it asks for."""
+        self.step_begins()
+        verdict = self.forward_backward()
+        match self.recovery.judge(self.state.step + 1, verdict):
+            case "update":
+                self.update(verdict)
+            case "skip":
+                self.skip()
+            case "rollback":
+                self.roll_back()
+        self.record(verdict)
+        self.validate()
+        self.save(verdict)
+
     def begin(self) -> None:
-        """Resume, and say what is about to run."""
-        clear_marker(self.folder, self.world)
+        """Resume, agree that there is something to do, and say what is about to run."""
         restored = self.checkpoints.restore(self.snapshot())
         if restored is not None:
             self.follow(restored)
-        self.ending = agree(self.world, 0.0, 0, 0.0, False, not self.loader.has_next(), 0.0, 1).data_ended
-        self.monitor.start(self.state.step, {"note": restored.note if restored else "", "tokens_per_step": self.nominal_tokens})
-        if self.config.checkpoint.create_seed_checkpoint:
-            self.checkpoints.save(0, self.snapshot, last=True)
-            self.ending = True
+        elastic.clear_marker(self.folder, self.world)
+        ready = agree(self.world, 0.0, 0, 0.0, bool(self.stop.requested), not self.loader.has_next(), 0.0, 1)
+        self.stopping, self.data_ended = ready.stop, ready.data_ended
+        self.monitor.start(self.state.step, self.facts(restored))
 
     def goes_on(self) -> bool:
-        """Whether there is another step: the steps are not done, nobody asked to stop, no rank's data ended."""
-        return self.state.step < self.config.training.steps and not self.ending
+        """Whether there is another step: steps are left, nobody was asked to stop, no rank's data ended."""
+        left = self.state.step < self.config.training.steps and not self.config.checkpoint.create_seed_checkpoint
+        return left and not self.stopping and not self.data_ended
 
     def step_begins(self) -> None:
         """Start the clocks of a step, and let injected faults strike."""
@@ -124,6 +130,7 @@ class Trainer:
         loss = self.faults.corrupt(self.state.step + 1, loss)
         return agree(
             self.world,
+            # Ranks that differ only in tp know the same loss, and pipeline ranks without the head report zero.
             loss if self.mesh.is_first_of("tp") else 0.0,
             batch.counted_tokens() if self.mesh.is_first_of("tp", "cp", "pp") else 0,
             gradients.square_norm(self.optimizers.parameters(), self.world.size // self.mesh.pp),
@@ -164,11 +171,12 @@ class Trainer:
 
     def record(self, verdict: Verdict) -> None:
         """Measure the step, and log it where it is due."""
-        self.ending = verdict.stop or verdict.data_ended
+        self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
-        if self.monitor.due(self.state.step, self.ending):
+        if self.monitor.due(self.state.step, last=not self.goes_on()):
             rate = self.config.optimizer.lr * lr_factor(self.state.step, self.config)
-            self.monitor.record(self.meter.summary(self.state, verdict, rate))
+            state = self.state
+            self.monitor.record(self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate))
 
     def validate(self) -> None:
         """Evaluate on the validation data where it is due."""
@@ -183,23 +191,26 @@ class Trainer:
 
     def finish(self) -> None:
         """Save the last state, wait until it is published, and say where everything is."""
-        if self.config.checkpoint.enable and self.state.step and not self.config.checkpoint.create_seed_checkpoint:
-            self.checkpoints.save(self.state.step, self.snapshot, last=True)
+        self.watchdog.pause()
+        self.checkpoints.save(self.state.step, self.snapshot, last=True)
         self.checkpoints.wait()
-        if self.stop.requested:
-            write_marker(self.folder, self.stop.requested, self.state.step, self.world)
-        self.monitor.finish(self.state.step)
-        if self.state.step < self.config.training.steps and self.ending and not self.stop_agreed:
-            raise TrainingStopped(f"the data ended after step {self.state.step} of {self.config.training.steps}")
+        if self.stopping:
+            elastic.write_marker(self.folder, self.stop.requested, self.state.step, self.world)
+        self.monitor.finish(self.state.step, self.checkpoints.newest())
+        if self.data_ended and not self.stopping and self.state.step < self.config.training.steps:
+            raise TrainingStopped(
+                f"the data ended after step {self.state.step} of {self.config.training.steps}; "
+                "data.on_end = 'loop' goes on with the next epoch"
+            )
 
     def snapshot(self) -> Snapshot:
         """This rank's live state, for saving or to be filled."""
-        speaks = self.mesh.is_first_of("tp", "cp", "pp")
         return Snapshot(
-            model={name: tensor for part in self.parts for name, tensor in part.state_dict().items()},
+            model=dict(self.optimizers.named),
             optimizer=self.optimizers.named_state(),
             train_state=asdict(self.state),
-            lanes=self.loader.lane_states() if speaks else {},
+            # Ranks that differ only in tp, cp or pp work on the same rows.
+            lanes=self.loader.lane_states() if self.mesh.is_first_of("tp", "cp", "pp") else {},
             identity=self.identity(),
         )
 
@@ -216,26 +227,55 @@ class Trainer:
         if restored.lanes:
             self.loader.load_lane_states(restored.lanes)
 
+    def facts(self, restored: Restored | None) -> dict[str, Any]:
+        """What the console says at the start."""
+        sizes = sizes_of(self.config.model)
+        layout = " x ".join(f"{name} {size}" for name, size in self.mesh.describe().items() if size > 1)
+        return {
+            "model": f"{self.config.model.name} {self.config.model.flavor}, {sizes.parameters:,} parameters",
+            "layout": f"{layout or 'one process'} on {self.world.device.type}",
+            "tokens a step": f"{self.nominal_tokens:,}",
+            "starts at": restored.note if restored is not None else "the beginning",
+        }
+
     def close(self) -> None:
         """Let go of threads, signal handlers and files."""
-        self.watchdog.close()
-        self.stop.close()
-        self.loader.close()
-        self.validation.close()
-        self.checkpoints.close()
-        self.monitor.close()
-        self.garbage.close()
+        for part in (self.watchdog, self.stop, self.loader, self.checkpoints, self.monitor, self.garbage):
+            part.close()
+
+
+def run_folder(config: Config) -> Path:
+    """Where everything that a run leaves is."""
+    return Path(config.job.dump_folder) / (config.job.run_id or "")
+
+
+def set_determinism(config: Config) -> None:
+    """Only deterministic algorithms, where ``[debug]`` asks for them."""
+    torch.use_deterministic_algorithms(config.debug.deterministic, warn_only=config.debug.deterministic_warn_only)
+
+
+def check_vocabulary(config: Config, tokens: int) -> None:
+    """Refuse a tokenizer with more tokens than the model's embedding has rows."""
+    rows = sizes_of(config.model).vocab_size
+    if tokens > rows:
+        raise UserError(
+            f"the tokenizer of model.hf_assets_path has {tokens} tokens, but the model only {rows}: "
+            f"set model.vocab_size = {tokens} or more"
+        )
 
 
 def main(argv: list[str]) -> int:
     """Train as ``argv`` says; returns the exit code: 0 done, 2 wrong input, 3 could not go on."""
-    try:
+    with ending() as end:
         config = load(argv)
-        world = World.start(config.comm)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        world = end.world = World.start(config.comm)
+        trainer = Trainer(config, world)
+        try:
+            trainer.run()
+        finally:
+            trainer.close()
+            del trainer
+    return end.code
 
 
 if __name__ == "__main__":

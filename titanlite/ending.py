@@ -1,0 +1,98 @@
+"""How a rank ends: exit codes, errors in words, quiet ranks, and a process group that is always closed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from titanlite.distributed.world import World
+from titanlite.errors import TrainingStopped, UserError
+
+
+@dataclass
+class Ending:
+    """How it went.
+
+    Attributes:
+        world: set as soon as there is one, so that it is closed whatever happens.
+        code: 0 done, 2 wrong input, 3 could not go on, 1 a fault of ours or a lost peer.
+    """
+
+    world: World | None = None
+    code: int = 0
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[Ending]:
+    """Run what is inside; turn what it raises into words and an exit code.
+
+    Ranks that are not in LOG_RANK are quiet. A message that all ranks raise alike is printed by those that speak; an
+    error of any rank is printed with its traceback.
+    """
+    end = Ending()
+    spoken = _quieten()
+    try:
+        yield end
+    except (UserError, TrainingStopped) as stop:
+        end.code = 2 if isinstance(stop, UserError) else 3
+        print(stop, file=sys.stderr, flush=True)
+    except SystemExit as stop:
+        end.code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException as error:
+        end.code = 1
+        _tell(error, spoken)
+    finally:
+        _close(end)
+        _hand_over(end)
+
+
+def _close(end: Ending) -> None:
+    gc.collect()
+    if end.world is not None:
+        if end.code in (0, 2, 3):
+            end.world.close()
+        else:
+            end.world.abandon()
+
+
+def _hand_over(end: Ending) -> None:
+    """Leave the exit code for the launcher where it asked for it, and end with 0: torchrun would restart or wrap."""
+    sys.stdout.flush()
+    folder = os.environ.get("TITANLITE_EXIT_CODES")
+    if folder and end.code in (0, 2, 3):
+        rank = os.environ.get("RANK", "0")
+        (Path(folder) / rank).write_text(str(end.code))
+        end.code = 0
+
+
+def _quieten() -> int | None:
+    """Send the output of a rank that is not in LOG_RANK nowhere; returns a handle on the real standard error."""
+    speaking = os.environ.get("LOG_RANK", "0").split(",")
+    if "RANK" not in os.environ or os.environ["RANK"] in (rank.strip() for rank in speaking):
+        return None
+    spoken = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    sys.stdout.flush(), sys.stderr.flush()
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    return spoken
+
+
+def _tell(error: BaseException, spoken: int | None) -> None:
+    """What happened in words, the error itself below."""
+    try:
+        from titanlite.monitor.explain import explain
+
+        words = explain(error)
+    except ImportError:
+        words = ""
+    rank = os.environ.get("RANK", "0")
+    text = "".join(traceback.format_exception(error))
+    os.write(2 if spoken is None else spoken, f"titanlite: rank {rank}: {words}\n{text}".encode())

@@ -1,0 +1,94 @@
+"""One place that the trainer talks to; one rank that writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from titanlite.config import show
+from titanlite.monitor.console import Console
+from titanlite.monitor.journal import Journal
+from titanlite.monitor.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from titanlite.config import Config
+    from titanlite.distributed.world import World
+
+
+class Monitor:
+    """Console, metrics.jsonl and TensorBoard of a run.
+
+    Rank 0 writes, whatever the layout: the verdict of a step brings it the loss even where it is computed elsewhere.
+    With ``metrics.save_for_all_ranks`` the others write event files of their own.
+    """
+
+    def __init__(self, config: Config, world: World, folder: Path):
+        self.config, self.world, self.folder = config, world, folder
+        self.console: Console | None = None
+        self.journal: Journal | None = None
+        self.board: TensorBoard | None = None
+
+    def start(self, step: int, facts: dict[str, Any]) -> None:
+        """Open the files of a run that goes on after ``step``, and print ``facts``."""
+        settings = self.config.metrics
+        first = self.world.rank == 0
+        if first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = show.toml_text(self.config, {})
+            (self.folder / "config.toml").write_text(text)
+            self.journal = Journal(self.folder / "metrics.jsonl", step)
+            self.console = Console(self.config.training.steps, not settings.disable_color_printing)
+            self.console.start(step, facts)
+        if settings.enable_tensorboard and (first or settings.save_for_all_ranks):
+            board = self.folder / settings.save_tb_folder
+            place = board / f"rank_{self.world.rank}" if settings.save_for_all_ranks else board
+            self.board = TensorBoard(place, step, show.toml_text(self.config, {}))
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether ``step`` is logged: the first, every ``metrics.log_freq``th, and the last."""
+        return step == 1 or last or step % self.config.metrics.log_freq == 0
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Log a step."""
+        if self.journal is not None:
+            self.journal.write(line)
+        if self.console is not None:
+            self.console.step(line)
+        if self.board is not None:
+            self.board.write(line)
+
+    def validation(self, step: int, loss: float) -> None:
+        """Log a validation loss."""
+        if self.journal is not None:
+            self.journal.write({"step": step, "validation_loss": loss})
+        if self.console is not None:
+            self.console.say(f"step {step}  validation loss {loss:.4f}")
+        if self.board is not None:
+            self.board.write({"step": step, "validation_loss": loss})
+
+    def event(self, step: int, kind: str, text: str) -> None:
+        """Log something that happened."""
+        if self.journal is not None:
+            self.journal.write({"step": step, "event": kind, "text": text})
+        if self.console is not None:
+            self.console.say(f"step {step}  {kind}: {text}")
+        if self.board is not None:
+            self.board.event(step, kind, text)
+
+    def finish(self, step: int, checkpoint: str | None) -> None:
+        """Say where everything is."""
+        if self.console is None:
+            return
+        self.console.close()
+        self.console.say(f"done at step {step}")
+        self.console.say(f"metrics      {self.folder / 'metrics.jsonl'}")
+        if self.board is not None:
+            self.console.say(f"tensorboard  {self.folder / self.config.metrics.save_tb_folder}")
+        if checkpoint is not None:
+            self.console.say(f"checkpoint   {checkpoint}")
+
+    def close(self) -> None:
+        """Close the files."""
+        for part in (self.console, self.journal, self.board):
+            if part is not None:
+                part.close()

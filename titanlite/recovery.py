@@ -1,0 +1,61 @@
+"""What happens to a step that went wrong: stop, skip it, or roll back to the newest good checkpoint."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from titanlite.errors import TrainingStopped
+
+if TYPE_CHECKING:
+    from titanlite.config import Config
+    from titanlite.distributed.verdict import Verdict
+    from titanlite.monitor import Monitor
+
+MEAN_DECAY = 0.95
+"""Weight of the past in the running mean that a spike is measured against."""
+
+
+class Recovery:
+    """Judges each step's verdict; all ranks hold the same verdict, so they judge alike."""
+
+    def __init__(self, config: Config, monitor: Monitor):
+        self.training = config.training
+        self.monitor = monitor
+        self.used = 0
+        self.mean: float | None = None
+
+    def judge(self, step: int, verdict: Verdict) -> Literal["update", "skip", "rollback"]:
+        """What to do with ``step``.
+
+        Raises:
+            TrainingStopped: the policy is to stop, or its skips are used up. The weights are still those before.
+        """
+        wrong = self._wrong(verdict)
+        if not wrong:
+            past = verdict.loss if self.mean is None else self.mean
+            self.mean = MEAN_DECAY * past + (1 - MEAN_DECAY) * verdict.loss
+            return "update"
+        policy = self.training.on_nonfinite
+        if policy == "stop":
+            raise TrainingStopped(
+                f"step {step}: {wrong}. The weights were not touched; lower optimizer.lr, or set "
+                "training.on_nonfinite to skip or rollback"
+            )
+        self.used += 1
+        if self.used > self.training.max_skips:
+            raise TrainingStopped(f"step {step}: {wrong}, after {self.training.max_skips} steps given up already (training.max_skips)")
+        self.monitor.event(step, policy, f"{wrong}; {policy} {self.used} of {self.training.max_skips}")
+        return policy
+
+    def _wrong(self, verdict: Verdict) -> str:
+        if verdict.tokens == 0:
+            return "not one token of the batch counts"
+        if not math.isfinite(verdict.loss):
+            return f"the loss is {verdict.loss}"
+        if not math.isfinite(verdict.grad_norm):
+            return f"the gradient norm is {verdict.grad_norm}"
+        threshold = self.training.spike_threshold
+        if threshold is not None and self.mean is not None and verdict.loss > threshold * self.mean:
+            return f"the loss {verdict.loss:.4f} is over {threshold:g} times its running mean {self.mean:.4f}"
+        return ""
