@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from pydantic import BaseModel
 
 from titanlite.config.schema import Config
 from titanlite.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,12 @@ def split(argv: list[str]) -> list[Flag]:
         if not word.startswith("--") or word == "--":
             raise UserError(f"{word}: not a flag; overrides are --table.key=value, see --help")
         name, equals, value = word[2:].partition("=")
-        path = tuple(name.replace("-", "_").split(".")) if ".no-" not in name else _negated(name)
+        table, negated, key = name.partition(".no-")
+        path = tuple((f"{table}.{key}" if negated else name).replace("-", "_").split("."))
         text: str | None = value if equals else None
-        if ".no-" in name and text is not None:
+        if negated and equals:
             raise UserError(f"--{name} takes no value")
-        if ".no-" in name:
+        if negated:
             text = "false"
         elif not equals and rest and not rest[0].startswith("--"):
             text = rest.pop(0)
@@ -46,20 +53,24 @@ def split(argv: list[str]) -> list[Flag]:
     return flags
 
 
-def _negated(name: str) -> tuple[str, ...]:
-    table, _, key = name.partition(".no-")
-    return (*table.replace("-", "_").split("."), key.replace("-", "_"))
-
-
 def annotation(path: tuple[str, ...]) -> Any | None:
-    """The type of a key by its path, or None where there is no such key."""
+    """The type of a key by its path, list positions included, or None where there is no such key."""
     kind: Any = Config
     for name in path:
-        models = [one for one in alternatives(kind) if isinstance(one, type) and issubclass(one, BaseModel)]
-        if not models or name not in models[0].model_fields:
+        items = [typing.get_args(one)[0] for one in alternatives(kind) if typing.get_origin(one) is list]
+        if items and name.isdecimal():
+            kind = items[0]
+            continue
+        found = tables(kind)
+        if not found or name not in found[0].model_fields:
             return None
-        kind = models[0].model_fields[name].annotation
+        kind = found[0].model_fields[name].rebuild_annotation()
     return kind
+
+
+def tables(kind: Any) -> list[type[BaseModel]]:
+    """The tables among a type's alternatives."""
+    return [one for one in alternatives(kind) if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
 def alternatives(kind: Any) -> list[Any]:
@@ -86,8 +97,8 @@ def value(flag: Flag, kind: Any) -> Any:
         return None
     if any(typing.get_origin(one) is list for one in kinds):
         return _list(text, flag)
-    if any(isinstance(one, type) and issubclass(one, BaseModel) for one in kinds):
-        return _json(text, flag)
+    if tables(kind):
+        return _literal(text, flag)
     for one in kinds:
         found = _scalar(text, one)
         if found is not None:
@@ -110,21 +121,26 @@ def _scalar(text: str, kind: Any) -> Any | None:
 
 def _list(text: str, flag: Flag) -> list[Any]:
     if text.lstrip().startswith("["):
-        found = _json(text, flag)
+        found = _literal(text, flag)
         if not isinstance(found, list):
             raise UserError(f"{flag.written}: {text!r} is not a list")
         return found
-    items = [item for item in text.split(",") if item]
-    kind = annotation(flag.path)
-    inner = next(typing.get_args(one)[0] for one in alternatives(kind) if typing.get_origin(one) is list)
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    inner = next(
+        typing.get_args(one)[0] for one in alternatives(annotation(flag.path)) if typing.get_origin(one) is list
+    )
     return [next((v for one in alternatives(inner) if (v := _scalar(item, one)) is not None), item) for item in items]
 
 
-def _json(text: str, flag: Flag) -> Any:
+def _literal(text: str, flag: Flag) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
     try:
         return json.loads(text)
     except ValueError:
-        raise UserError(f"{flag.written}: {text!r} is neither a comma-separated list nor JSON") from None
+        raise UserError(f"{flag.written}: {text!r} is neither TOML nor JSON") from None
 
 
 def guess(text: str | None) -> Any:

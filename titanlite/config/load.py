@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from titanlite.config import checks, flags, messages, show
+from titanlite.config import checks, dialect, flags, messages, show
+from titanlite.config.checker import Origins
 from titanlite.config.schema import Config
 from titanlite.errors import UserError
 
@@ -23,19 +26,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Origins = dict[tuple[str, ...], str]
-"""Where each given value came from: "file.toml:12" or "--flag"."""
-
 
 def load(argv: list[str], world_size: int | None = None) -> Config:
-    """The config that ``argv`` asks for: defaults, below a TOML file, below flags.
+    """The config that ``argv`` asks for: flags over a TOML file over defaults.
 
-    ``--help`` and ``--print-config`` print and raise ``SystemExit(0)``.
+    ``world_size`` is the number of processes that it is checked for; None takes it from torchrun's environment, or from
+    ``NGPU`` and ``NNODES``. ``--help`` and ``--print-config`` print and raise ``SystemExit(0)``.
 
     Raises:
         UserError: with one message that names the file and line or the flag, what is allowed, what was probably meant.
     """
-    argv = list(argv)
     if "--help" in argv or "-h" in argv:
         print(show.help_text())
         raise SystemExit(0)
@@ -50,7 +50,7 @@ def load(argv: list[str], world_size: int | None = None) -> Config:
         kind = flags.annotation(flag.path)
         if kind is not None:
             _set(given, flag.path, flags.value(flag, kind), origins, flag.written)
-        elif checks.is_elsewhere(flag.path):
+        elif dialect.is_elsewhere(flag.path):
             _set(given, flag.path, flags.guess(flag.text), origins, flag.written)
         else:
             raise UserError(messages.unknown(flag.path, flag.written))
@@ -63,11 +63,11 @@ def load(argv: list[str], world_size: int | None = None) -> Config:
 
 def from_dict(values: dict[str, Any], world_size: int = 1) -> Config:
     """A config from nested values, with the same checks as ``load``."""
-    return _checked(values, {}, world_size)
+    return _checked(copy.deepcopy(values), {}, world_size)
 
 
 def _checked(given: dict[str, Any], origins: Origins, world_size: int) -> Config:
-    checks.refuse_unsupported(given, origins)
+    dialect.refuse_others(given, origins)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
@@ -110,39 +110,47 @@ def _read(path: Path, origins: Origins, seen: tuple[Path, ...]) -> dict[str, Any
         if path.resolve() in seen or parent.resolve() == path.resolve():
             raise UserError(f"{path}: extends goes round in a circle through {base}")
         result = _read(parent, origins, (*seen, path.resolve()))
-    lines = _lines(text)
+    for keys, line in _lines(text).items():
+        origins[keys] = f"{path}:{line}"
     for keys, value in _leaves(values):
-        line = next((lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines), None)
-        _set(result, keys, value, origins, f"{path}:{line}" if line else str(path))
+        _set(result, keys, value, origins, origins.get(keys, str(path)))
     return result
 
 
-def _leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    leaves: list[tuple[tuple[str, ...], Any]] = []
+def _leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in values.items():
-        if isinstance(value, dict) and flags.annotation((*path, name)) is not None and value:
-            leaves += _leaves(value, (*path, name))
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, name))
         else:
-            leaves.append(((*path, name), value))
-    return leaves
+            yield (*path, name), value
 
 
 def _set(values: dict[str, Any], path: tuple[str, ...], value: Any, origins: Origins, origin: str) -> None:
     for name in path[:-1]:
-        inner = values.setdefault(name, {})
+        inner = values.get(name)
         if not isinstance(inner, dict):
             inner = values[name] = {}
         values = inner
     values[path[-1]] = value
+    if origin.startswith("--"):
+        for inside in [other for other in origins if other[: len(path)] == path]:
+            del origins[inside]
     origins[path] = origin
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line of each table and key, for messages."""
+    """The line of each table and key, elements of arrays of tables by their position."""
     found: dict[tuple[str, ...], int] = {}
+    counts: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?$", line):
+        if header := re.match(r"\s*\[\[([^\[\]]+)\]\]\s*(#.*)?$", line):
+            name = _dotted(header[1])
+            counts[name] = counts.get(name, -1) + 1
+            found.setdefault(name, number)
+            table = (*name, str(counts[name]))
+            found[table] = number
+        elif header := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):
             table = _dotted(header[1])
             found.setdefault(table, number)
         elif key := re.match(r"\s*([\w.\"'-]+)\s*=", line):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -15,84 +14,73 @@ from titanlite.config.schema import Config
 
 def place(path: tuple[str, ...], origins: dict[tuple[str, ...], str]) -> str:
     """Where the value of a key was given: "file.toml:12: training.steps", or the flag."""
-    origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), None)
+    # An element of a list stands where the list does; the line of a whole table says nothing about its keys.
+    lengths = range(len(path), 0, -1)
+    origin = next((origins[path[:n]] for n in lengths if path[:n] in origins and (n > 1 or len(path) == 1)), None)
     name = ".".join(path)
     if origin is None:
         return name
-    return origin if origin.startswith("--") else f"{origin}: {name}"
+    return origin if origin == f"--{name}" else f"{origin}: {name}"
 
 
 def unknown(path: tuple[str, ...], where: str) -> str:
-    """A key that does not exist."""
+    """A key that does not exist, and the one that was probably meant."""
     depth = next((n for n in range(1, len(path) + 1) if flags.annotation(path[:n]) is None), len(path))
+    key, every = path[depth - 1], keys()
     if depth == 1:
-        what = f"there is no table [{path[0]}]"
-        near = difflib.get_close_matches(path[0], list(Config.model_fields), 1)
-        hint = f"; did you mean [{near[0]}]?" if near else f"; tables are {', '.join(Config.model_fields)}"
-        if len(path) == 1 and not near:
-            homes = [name for name in keys() if name.endswith(f".{path[0]}")]
-            hint = f"; did you mean {homes[0]}?" if homes else hint
-        return f"{where}: {what}{hint}"
-    table, key = ".".join(path[: depth - 1]), path[depth - 1]
-    inside = [name.removeprefix(f"{table}.") for name in keys() if name.startswith(f"{table}.")]
-    near = difflib.get_close_matches(key, inside, 1, 0.6)
-    elsewhere = [name for name in keys() if name.split(".")[-1] == key]
-    far = difflib.get_close_matches(".".join(path), keys(), 1, 0.7)
-    if elsewhere and not near:
-        hint = f"; did you mean {elsewhere[0]}?"
-    elif near:
-        hint = f"; did you mean {table}.{near[0]}?"
-    else:
-        hint = f"; did you mean {far[0]}?" if far else f"; its keys are {', '.join(inside)}"
-    return f"{where}: table [{table}] has no key {key!r}{hint}"
+        near = difflib.get_close_matches(key, list(Config.model_fields), 1)
+        homes = [name for name in every if name.endswith(f".{key}")] if len(path) == 1 else []
+        meant = f"[{near[0]}]" if near else homes[0] if homes else None
+        hint = f"did you mean {meant}?" if meant else f"tables are {', '.join(Config.model_fields)}"
+        return f"{where}: there is no table [{key}]; {hint}"
+    table = ".".join(path[: depth - 1])
+    found = flags.tables(flags.annotation(path[: depth - 1]))
+    if not found:
+        return f"{where}: {table} is not a table"
+    inside = list(found[0].model_fields)
+    near = difflib.get_close_matches(key, inside, 1)
+    homes = [name for name in every if name.endswith(f".{key}")]
+    far = difflib.get_close_matches(".".join(path), every, 1, 0.7)
+    meant = f"{table}.{near[0]}" if near and not homes else (homes or far or [None])[0]
+    hint = f"did you mean {meant}?" if meant else f"its keys are {', '.join(inside)}"
+    return f"{where}: table [{table}] has no key {key!r}; {hint}"
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """Every key as "table.key"."""
-    return list(_keys(model, prefix))
-
-
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    found: list[str] = []
     for name, field in model.model_fields.items():
-        inner = [
-            one for one in flags.alternatives(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)
-        ]
+        inner = flags.tables(field.annotation)
         if inner and type(None) not in flags.alternatives(field.annotation):
-            yield from _keys(inner[0], f"{prefix}{name}.")
+            found += keys(inner[0], f"{prefix}{name}.")
         else:
-            yield prefix + name
+            found.append(prefix + name)
+    return found
 
 
 def invalid(error: ValidationError, origins: dict[tuple[str, ...], str]) -> str:
     """The first thing that pydantic found wrong, in words."""
     first = error.errors()[0]
     path = _key_path(first["loc"])
-    if first["type"] == "extra_forbidden":
-        return unknown(path, place(path, origins))
     where = place(path, origins)
+    if first["type"] == "extra_forbidden":
+        return unknown(path, where)
     if first["type"] == "missing":
-        return f"{where}: {first['loc'][-1]} is missing"
+        return f"{where}: is missing"
     kind = flags.annotation(path)
     allowed = describe(kind) if kind is not None else first["msg"]
     return f"{where}: {_shown(first['input'])} is not allowed; it must be {allowed}{_meant(first['input'], kind)}"
 
 
 def _key_path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The keys of pydantic's location, without the names of union members and list positions that it adds."""
+    """The keys and list positions of pydantic's location, without the names of union members that it adds."""
     path: list[str] = []
     for part in loc:
-        if not isinstance(part, str) or (
-            path and flags.annotation((*path, part)) is None and part not in _extra(path, part)
-        ):
+        kind = flags.annotation(tuple(path)) if path else Config
+        if flags.annotation((*path, str(part))) is None and not flags.tables(kind):
             break
-        path.append(part)
-    return tuple(path) or (str(loc[0]),)
-
-
-def _extra(path: list[str], part: str) -> tuple[str, ...]:
-    kind = flags.annotation(tuple(path))
-    is_table = any(isinstance(one, type) and issubclass(one, BaseModel) for one in flags.alternatives(kind))
-    return (part,) if is_table else ()
+        path.append(str(part))
+    return tuple(path)
 
 
 def _shown(value: Any) -> str:
@@ -114,7 +102,8 @@ def describe(kind: Any) -> str:
         )
         return describe(typing.get_args(kind)[0]) + (f" {limits}" if limits else "")
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(kind))
+        choices = [repr(choice) for choice in typing.get_args(kind)]
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     if typing.get_origin(kind) is list:
         return f"a list, each {describe(typing.get_args(kind)[0])}"
     members = typing.get_args(kind) if len(flags.alternatives(kind)) > 1 else ()

@@ -1,7 +1,7 @@
 """Every table and key of the configuration, with type, default and meaning.
 
 Table and key names are those of torchtitan's TOML files. A field's description is its ``--help`` text and its line in
-``docs/config.md``. Keys that stand here only to be refused by name are listed in ``checks.py``.
+``docs/config.md``. Keys that stand here only to be refused by name are listed in ``dialect.py``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def key(default: Any, doc: str) -> Any:
 
 def table(kind: type[BaseModel]) -> Any:
     """A table inside a table, all defaults unless given."""
-    return Field(default_factory=kind)
+    return Field({}, validate_default=True)
 
 
 class Table(BaseModel):
     """A TOML table: unknown keys are errors, values are never converted, nothing changes afterwards."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class Job(Table):
@@ -287,7 +287,9 @@ class ActivationCheckpoint(Table):
     memory_budget: Share = key(0.5, "share of the activations to keep in mode memory_budget; needs compile")
     visualize_memory_budget_pareto: bool = key(False, "write the budget's trade-off as a picture")
     preserve_rng_state: bool = key(True, "recompute with the random state of the forward pass")
-    determinism_check: str = key("default", "how recomputed tensors are compared with the first: default or none")
+    determinism_check: Literal["default", "none"] = key(
+        "default", "how recomputed tensors are compared with the first: default or none"
+    )
     debug: bool = key(False, "tell which operations were recomputed where the two disagree")
 
 

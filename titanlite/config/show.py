@@ -24,10 +24,10 @@ Overrides: --table.key=value or --table.key value; --table.flag and --table.no-f
 def tables(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     """Every table by name, nested ones after those that hold them."""
     for name, field in model.model_fields.items():
-        kinds = flags.alternatives(field.annotation)
-        if isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel) and type(None) not in kinds:
-            yield prefix + name, kinds[0]
-            yield from tables(kinds[0], f"{prefix}{name}.")
+        inner = flags.tables(field.annotation)
+        if inner and type(None) not in flags.alternatives(field.annotation):
+            yield prefix + name, inner[0]
+            yield from tables(inner[0], f"{prefix}{name}.")
 
 
 def fields(table: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -35,12 +35,7 @@ def fields(table: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     inner = {name.split(".")[0] for name, _ in tables(table)}
     for name, field in table.model_fields.items():
         if name not in inner:
-            kind = field.annotation
-            if field.metadata:
-                limits = ", ".join(text for note in field.metadata if (text := messages._limit(note)))
-                words = f"{messages.describe(kind)} {limits}".strip()
-            else:
-                words = messages.describe(kind)
+            words = messages.describe(field.rebuild_annotation())
             default = "required" if field.is_required() else toml_value(field.default)
             yield name, words, default, field.description or ""
 
