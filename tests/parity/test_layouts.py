@@ -1,35 +1,12 @@
 """One run, any layout: the loss curve, the gradient norms and the final weights are those of one process."""
 
-import os
-
 import pytest
 
-from tests.parity import yardstick
 from tests.parity.layouts import COVERING, FULL, THREE, Layout
 from tests.parity.yardstick import FULL_STEPS, LOSS, NORM, STEPS, difference, run, settings, together, weight_difference
 from tests.worlds import ranks
 
 BF16 = {"mixed_precision_param": "bfloat16"}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return yardstick.write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def alone(text, tmp_path_factory):
-    """One process's run with further settings, each made once."""
-    made = {}
-
-    def curve(steps=STEPS, **tables):
-        key = repr((steps, sorted(tables.items())))
-        if key not in made:
-            folder = str(tmp_path_factory.mktemp("alone"))
-            made[key] = run(settings(text, folder, steps, **tables), weights=True)
-        return made[key]
-
-    return curve
 
 
 def held(layout: Layout, alone, text, folder, steps=STEPS, **tables):
@@ -146,11 +123,3 @@ def test_bf16_is_within_its_own_noise(layout, alone, text, tmp_path):
 @pytest.mark.parametrize("layout", [*COVERING[-7:], *THREE], ids=lambda layout: layout.name)
 def test_bf16_is_within_its_own_noise_everywhere(layout, alone, text, tmp_path):
     test_bf16_is_within_its_own_noise(layout, alone, text, tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def world_of_one(monkeypatch):
-    """One process runs here, in pytest's own."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert "TORCHELASTIC_RESTART_COUNT" not in os.environ

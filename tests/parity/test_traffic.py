@@ -143,11 +143,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return yardstick.write_text(tmp_path_factory.mktemp("text"))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_communicates_what_the_closed_form_says(name, text, tmp_path):
     layout, *expected = CASES[name]

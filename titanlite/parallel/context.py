@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from titanlite.data.batch import Batch
 from titanlite.errors import UserError
+from titanlite.models.attention import AttentionKernel
 from titanlite.models.block import Block
 from titanlite.models.decoder import Decoder
 from titanlite.parallel.ring import SEQUENCE, Ring, ring_attention
@@ -98,7 +99,7 @@ class ContextParallel:
         return self.runner.evaluate(shard(batch, self.mesh, self.config))
 
 
-class ContextParallelKernel(nn.Module):
+class ContextParallelKernel(AttentionKernel):
     """Takes the place of ``AttentionKernel``: queries, keys and values are those of this rank's tokens."""
 
     def __init__(self, ring: Ring):

@@ -6,7 +6,7 @@ Attention over each piece is done by the device's fused kernel, and the pieces' 
 their scores, as flash attention does inside. In the backward pass the gradients of keys and values travel along.
 
 Causality leaves half of the pairs of pieces without work. Dealt in order, the last rank would do p times the first
-one's; with ``balanced`` each rank has one piece from the head and one from the tail of the sequence, and all do as much::
+one's; with ``balanced`` each rank has one piece from the head and one from the tail of the sequence, all do as much::
 
     sequence   0 1 2 3 4 5 6 7        rank 0 has 0 7, rank 1 has 1 6, rank 2 has 2 5, rank 3 has 3 4
 """
