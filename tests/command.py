@@ -27,7 +27,9 @@ class Run:
 def environment(nproc: int = 1, env: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a run: the interpreter of the tests, one thread a process, nothing of a run around it."""
     drop = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CONFIG_FILE")
-    base = {name: value for name, value in os.environ.items() if name not in drop and not name.startswith("TORCHELASTIC")}
+    base = {
+        name: value for name, value in os.environ.items() if name not in drop and not name.startswith("TORCHELASTIC")
+    }
     base |= {"PATH": f"{Path(sys.executable).parent}:{base['PATH']}", "NGPU": str(nproc), "OMP_NUM_THREADS": "1"}
     base["VIRTUAL_ENV"] = sys.prefix
     return base | (env or {})
@@ -40,9 +42,7 @@ def command(*args: str, cwd: Path) -> list[str]:
     return [str(ROOT / "run_train.sh"), *([] if given else [f"--job.dump_folder={cwd / 'outputs'}"]), *args]
 
 
-def run_train(
-    *args: str, cwd: Path, nproc: int = 1, env: dict[str, str] | None = None, timeout: float = 300
-) -> Run:
+def run_train(*args: str, cwd: Path, nproc: int = 1, env: dict[str, str] | None = None, timeout: float = 300) -> Run:
     """Run to the end."""
     done = subprocess.run(
         command(*args, cwd=cwd),

@@ -22,10 +22,12 @@ class Ending:
     Attributes:
         world: set as soon as there is one, so that it is closed whatever happens.
         code: 0 done, 2 wrong input, 3 could not go on, 1 a fault of ours or a lost peer.
+        message: what a code of 2 or 3 came with.
     """
 
     world: World | None = None
     code: int = 0
+    message: str = ""
 
 
 @contextlib.contextmanager
@@ -35,12 +37,15 @@ def ending() -> Iterator[Ending]:
     Ranks that are not in LOG_RANK are quiet. A message that all ranks raise alike is printed by those that speak; an
     error of any rank is printed with its traceback.
     """
+    if _told_before():
+        raise SystemExit(0)
     end = Ending()
     spoken = _quieten()
     try:
         yield end
     except (UserError, TrainingStopped) as stop:
         end.code = 2 if isinstance(stop, UserError) else 3
+        end.message = str(stop)
         print(stop, file=sys.stderr, flush=True)
     except SystemExit as stop:
         end.code = stop.code if isinstance(stop.code, int) else 1
@@ -67,8 +72,14 @@ def _hand_over(end: Ending) -> None:
     folder = os.environ.get("TITANLITE_EXIT_CODES")
     if folder and end.code in (0, 2, 3):
         rank = os.environ.get("RANK", "0")
-        (Path(folder) / rank).write_text(str(end.code))
+        (Path(folder) / rank).write_text(f"{end.code}\n{end.message}")
         end.code = 0
+
+
+def _told_before() -> bool:
+    """Whether a rank of this machine ended with words already; torchrun restarts those whose peer left, to no avail."""
+    folder = os.environ.get("TITANLITE_EXIT_CODES")
+    return bool(folder) and any(not file.read_text().startswith("0") for file in Path(folder).iterdir())
 
 
 def _quieten() -> int | None:

@@ -1,8 +1,8 @@
-"""What ``run_train.sh`` runs: checks the config before torch is imported, then trains in this process or under torchrun.
+"""What ``run_train.sh`` runs: checks the config before torch is imported, then trains, under torchrun where need be.
 
-Workers hand their exit code over in a file and exit with 0, so that torchrun neither restarts a run that stopped with a
-message (2, 3) nor wraps it in reports of its own. Signals are passed on to the workers, which finish their step, save
-and end by themselves; torchrun would end them.
+Workers hand their exit code over in a file and exit with 0 (``ending.py``), so that torchrun neither restarts a run
+that stopped with a message (2, 3) nor wraps it in reports of its own. Signals are passed on to the workers, which
+finish their step, save and end by themselves; torchrun would end them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titanlite.config import load
+from titanlite.config import load, to_toml
 from titanlite.errors import UserError
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     from titanlite.config import Config
 
 EXIT_CODES = "TITANLITE_EXIT_CODES"
@@ -28,7 +30,7 @@ EXIT_CODES = "TITANLITE_EXIT_CODES"
 
 
 def main(argv: list[str]) -> int:
-    """Train as ``argv`` and the environment say; returns the exit code of CONTRACT: 0, 2, 3, or a worker's."""
+    """Train as ``argv`` and the environment say; returns the exit code: 0, 2, 3, or that of a worker that was lost."""
     try:
         processes = _processes()
         os.environ["NGPU"] = str(processes)
@@ -39,13 +41,15 @@ def main(argv: list[str]) -> int:
         if config_file and not any(word.split("=")[0] == "--job.config_file" for word in argv):
             argv = [f"--job.config_file={config_file}", *argv]
         config = load(argv)
-        mode = os.environ.get("COMM_MODE", "default")
+        mode = os.environ.get("COMM_MODE") or "default"
         if mode not in ("default", "fake_backend"):
             raise UserError(f"environment variable COMM_MODE must be fake_backend or default, not {mode!r}")
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    if config.job.print_config:
+        print(to_toml(config))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // processes)))
     if mode == "fake_backend" or config.comm.mode == "fake_backend" or config.memory_estimation.enable:
         return _dry_run(config, processes * nodes[1])
     if processes == 1 and nodes == (1, 1) and restarts == 0:
@@ -55,6 +59,10 @@ def main(argv: list[str]) -> int:
     return _torchrun(argv, processes, nodes, restarts)
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def number(name: str, default: int, least: int = 1) -> int:
     """A whole number from an environment variable.
 
@@ -62,7 +70,7 @@ def number(name: str, default: int, least: int = 1) -> int:
         UserError: naming the variable.
     """
     text = os.environ.get(name) or str(default)
-    if not text.isdigit() or int(text) < least:
+    if not text.isdecimal() or int(text) < least:
         raise UserError(f"environment variable {name} must be a whole number from {least} on, not {text!r}")
     return int(text)
 
@@ -104,53 +112,72 @@ def _dry_run(config: Config, world_size: int) -> int:
 
 def _torchrun(argv: list[str], processes: int, nodes: tuple[int, int], restarts: int) -> int:
     """Run the workers of this node under torchrun's agent, in this process."""
+    try:
+        backend, endpoint, settings = _rendezvous(nodes)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+
     import logging
 
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    for name in ("agent.server.api", "multiprocessing.api", "rendezvous", "agent.server.local_elastic_agent"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    backend, endpoint, settings = _rendezvous(nodes)
-    launch = LaunchConfig(
-        min_nodes=nodes[0],
-        max_nodes=nodes[1],
-        nproc_per_node=processes,
-        run_id=os.environ.get("RUN_ID") or ("titanlite" if nodes[1] > 1 else uuid.uuid4().hex),
-        rdzv_backend=backend,
-        rdzv_endpoint=endpoint,
-        rdzv_configs=settings,
-        max_restarts=restarts,
-        local_addr="127.0.0.1" if nodes == (1, 1) else None,
-        # Signals that end a run gently are relayed below; these end it at once.
-        signals_to_handle="SIGHUP,SIGQUIT",
-    )
+    # What torchrun would say of a failure is said below, in fewer words; its modules set their levels themselves.
+    logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="titanlite-") as folder:
-        os.environ[EXIT_CODES] = folder
+        told = Path(folder, "told")
+        told.mkdir()
+        os.environ[EXIT_CODES] = str(told)
+        launch = LaunchConfig(
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            nproc_per_node=processes,
+            run_id=os.environ.get("RUN_ID") or ("titanlite" if nodes[1] > 1 else uuid.uuid4().hex),
+            rdzv_backend=backend,
+            rdzv_endpoint=endpoint,
+            rdzv_configs=settings,
+            max_restarts=restarts,
+            local_addr="127.0.0.1" if nodes == (1, 1) else None,
+            logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder, "logs"))),
+            # Signals that end a run gently are relayed; these end it at once.
+            signals_to_handle="SIGHUP,SIGQUIT",
+        )
         _relay_signals()
         try:
             launch_agent(launch, sys.executable, ["-u", "-m", "titanlite.train", *argv])
         except ChildFailedError as error:
-            return _first_failure(error, folder)
+            return _words(told) or _lost(error)
         except SignalException as error:
             return 128 + int(error.sigval)
-        return max((int(file.read_text()) for file in Path(folder).iterdir()), default=0)
+        return _words(told)
 
 
-def _first_failure(error: Exception, folder: str) -> int:
+def _words(told: Path) -> int:
+    """The exit code of the workers that ended with words, 0 where none did; prints words that no rank showed."""
+    stopped: dict[int, tuple[int, str]] = {}
+    for file in told.iterdir():
+        code, _, message = file.read_text().partition("\n")
+        if code != "0":
+            stopped[int(file.name)] = int(code), message
+    shown = {int(rank) for rank in os.environ["LOG_RANK"].split(",")}
+    if stopped and not shown & stopped.keys():
+        rank = min(stopped)
+        print(f"rank {rank}: {stopped[rank][1]}", file=sys.stderr)
+    return max((code for code, _ in stopped.values()), default=0)
+
+
+def _lost(error: ChildFailedError) -> int:
     """Name the workers that were lost; their own output stands above."""
-    failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)  # type: ignore[attr-defined]
-    told = [int(file.read_text()) for file in Path(folder).iterdir()]
+    failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
     for failure in failures:
         if failure.exitcode < 0:
             how = f"was ended by signal {signal.Signals(-failure.exitcode).name}"
         else:
             how = f"ended with exit code {failure.exitcode}"
         print(f"titanlite: the process of local rank {failure.local_rank} {how}", file=sys.stderr)
-    if any(told):
-        return max(told)
     code = failures[0].exitcode if failures else 1
     return code if code > 0 else 128 - code
 

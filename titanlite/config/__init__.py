@@ -2,5 +2,6 @@
 
 from titanlite.config.load import from_dict, load
 from titanlite.config.schema import Config
+from titanlite.config.show import toml_text as to_toml
 
-__all__ = ["Config", "from_dict", "load"]
+__all__ = ["Config", "from_dict", "load", "to_toml"]

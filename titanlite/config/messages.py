@@ -41,7 +41,7 @@ def unknown(path: tuple[str, ...], where: str) -> str:
     near = difflib.get_close_matches(key, inside, 1)
     homes = [name for name in every if name.endswith(f".{key}")]
     far = difflib.get_close_matches(".".join(path), every, 1, 0.7)
-    meant = f"{table}.{near[0]}" if near and not homes else (homes or far or [None])[0]
+    meant = f"{table}.{near[0]}" if near and not homes else next(iter(homes or far), None)
     hint = f"did you mean {meant}?" if meant else f"its keys are {', '.join(inside)}"
     return f"{where}: table [{table}] has no key {key!r}; {hint}"
 

@@ -52,25 +52,26 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-def toml_text(config: Config, origins: dict[tuple[str, ...], str]) -> str:
-    """The resolved config as TOML, each value with where it came from; ``load`` reads it back."""
+def toml_text(config: Config, origins: dict[tuple[str, ...], str] | None = None) -> str:
+    """The resolved config as TOML, each value with where it came from where that is known; ``load`` reads it back."""
     lines: list[str] = []
-    for name, _ in tables():
+    for name, kind in tables():
         path = tuple(name.split("."))
         table: Any = config
         for part in path:
             table = getattr(table, part)
-        inner = {key for key, value in table if isinstance(value, BaseModel)}
-        own = [
-            (key, value) for key, value in table if key not in inner or (path == ("model",) and key == "rope_scaling")
-        ]
-        if not own:
-            continue
-        lines.append(f"\n[{name}]")
-        for key, value in own:
-            origin = next((origins[p] for p in ((*path, key), path) if p in origins), "default")
-            text = toml_value(value)
-            lines.append(f"# {key} is none" if text == "none" else f"{key} = {text}  # {origin}")
+        own = [key for key, *_ in fields(kind)]
+        lines += ["", f"[{name}]"] if own else []
+        for key in own:
+            text = toml_value(getattr(table, key))
+            whence = (
+                next((origins[p] for p in sorted(origins) if p[: len(path) + 1] == (*path, key)), "default")
+                if origins
+                else ""
+            )
+            lines.append(
+                f"# {key} is none" if text == "none" else f"{key} = {text}" + (f"  # {whence}" if whence else "")
+            )
     return "\n".join(lines).lstrip() + "\n"
 
 
@@ -86,4 +87,4 @@ def toml_value(value: Any) -> str:
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
