@@ -71,7 +71,7 @@ def test_validation_loss_is_the_same(layout, alone, text, tmp_path):
     # Five rows in batches of two: the last batch is short, and the rows of the pipeline's rounds are padded.
     validation = {
         "enable": True,
-        "dataset": "text",
+        "dataset": "jsonl",
         "dataset_path": text,
         "seq_len": 64,
         "local_batch_size": 3,

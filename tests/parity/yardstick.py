@@ -8,6 +8,7 @@ every step, and the gradient norm is compared beside the loss: AdamW hides a wro
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,14 +37,14 @@ class Curve:
 
 
 def write_text(folder: Path) -> str:
-    """Lines of letters that each go on by a step of their own: what follows depends on where the line began."""
+    """Documents of letters that each go on by a step of their own: what follows depends on where one began."""
     rng = np.random.default_rng(7)
-    lines = []
-    for _ in range(400):
-        start, step, length = rng.integers(0, 40), rng.integers(1, 5), rng.integers(20, 60)
-        lines.append(bytes(48 + (start + step * np.arange(length)) % 64).decode("latin-1"))
-    path = folder / "lines.txt"
-    path.write_text("\n".join(lines))
+    path = folder / "documents.jsonl"
+    with path.open("w") as file:
+        for _ in range(600):
+            start, step, length = rng.integers(0, 40), rng.integers(1, 5), rng.integers(20, 90)
+            text = bytes(48 + (start + step * np.arange(length)) % 64).decode("latin-1")
+            print(json.dumps({"text": text}), file=file)
     return str(path)
 
 
@@ -62,7 +63,7 @@ def settings(text: str, folder: str, steps: int = STEPS, **tables: dict[str, Any
             "init_std": 0.15,
         },
         "training": {
-            "dataset": "text",
+            "dataset": "jsonl",
             "dataset_path": text,
             "seq_len": 32,
             "global_batch_size": 8,
