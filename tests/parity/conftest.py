@@ -17,11 +17,11 @@ def alone(text, tmp_path_factory):
     """One process's run with further settings; each is made once."""
     made = {}
 
-    def curve(steps=STEPS, **tables):
-        key = repr((steps, sorted(tables.items())))
+    def curve(steps=STEPS, mutate=None, **tables):
+        key = repr((steps, mutate and mutate.__name__, sorted(tables.items())))
         if key not in made:
             folder = str(tmp_path_factory.mktemp("alone"))
-            made[key] = run(settings(text, folder, steps, **tables), weights=True)
+            made[key] = run(settings(text, folder, steps, **tables), mutate, weights=True)
         return made[key]
 
     return curve

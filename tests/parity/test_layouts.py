@@ -1,21 +1,26 @@
 """One run, any layout: the loss curve, the gradient norms and the final weights are those of one process."""
 
-import pytest
+from dataclasses import replace
 
-from tests.parity.layouts import COVERING, FULL, THREE, Layout
+import pytest
+import torch
+
+from tests.parity.layouts import COVERING, FULL, RING, THREE, Layout
 from tests.parity.yardstick import FULL_STEPS, LOSS, NORM, STEPS, difference, run, settings, together, weight_difference
 from tests.worlds import ranks
+from titanlite.data.batch import Batch
+from titanlite.parallel.schedule import LOOPED, V_SHAPED
 
 BF16 = {"mixed_precision_param": "bfloat16"}
 
 
-def held(layout: Layout, alone, text, folder, steps=STEPS, **tables):
+def held(layout: Layout, alone, text, folder, steps=STEPS, mutate=None, **tables):
     """Run ``layout`` and compare it with one process."""
     own = layout.tables()
     for name, values in tables.items():
         own[name] = own.get(name, {}) | values
-    found = together(ranks(layout.size).run(run, settings(text, str(folder), steps, **own), None, True))
-    expected = alone(steps, **tables)
+    found = together(ranks(layout.size).run(run, settings(text, str(folder), steps, **own), mutate, True))
+    expected = alone(steps, mutate, **tables)
     assert difference(found.loss, expected.loss) <= LOSS
     assert difference(found.norm, expected.norm) <= NORM
     assert weight_difference(found, expected) <= NORM
@@ -36,18 +41,22 @@ def test_layout_equals_one_process_over_twenty_steps(layout, alone, text, tmp_pa
     held(layout, alone, text, tmp_path, FULL_STEPS)
 
 
-DOCUMENTS = {"training": {"document_mask": True}}
+def with_documents(trainer):
+    """Let a document begin at every sixteenth letter: rows of several, at places that the layout has no part in."""
+    inner = trainer.runner.forward_backward
+
+    def kept_apart(batch, scale):
+        return inner(replace(batch, documents=(batch.tokens % 16 == 0).long().cumsum(1)), scale)
+
+    trainer.runner.forward_backward = kept_apart
 
 
-@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
-def test_documents_stay_apart_under_context_parallelism(rotation, alone, text, tmp_path):
-    layout = Layout("cp2", keys={"context_parallel_rotate_method": rotation})
-    _, expected = held(layout, alone, text, tmp_path, **DOCUMENTS)
+@pytest.mark.parametrize(
+    "layout", [Layout("cp2"), Layout("cp2", keys=RING), Layout("cp2 pp2", 4)], ids=lambda layout: layout.name
+)
+def test_documents_stay_apart_and_travel_with_their_micro_batch(layout, alone, text, tmp_path):
+    _, expected = held(layout, alone, text, tmp_path, mutate=with_documents)
     assert difference(expected.loss, alone().loss) > 10 * LOSS, "the mask changes nothing"
-
-
-def test_documents_travel_through_the_pipeline_with_their_micro_batch(alone, text, tmp_path):
-    held(Layout("cp2 pp2", 4), alone, text, tmp_path, **DOCUMENTS)
 
 
 def test_whole_logits_give_the_same_loss(alone, text, tmp_path):
@@ -60,26 +69,33 @@ def test_tied_embeddings_stay_tied_when_cut(alone, text, tmp_path):
     held(Layout("dp2", 2), alone, text, tmp_path, model={"tie_embeddings": True})
 
 
-def test_qwen_norms_of_heads_are_cut(alone, text, tmp_path):
-    held(Layout("tp2"), alone, text, tmp_path, model={"name": "qwen3", "tie_embeddings": False})
+def with_evaluation(trainer):
+    """Every second step evaluate five rows twice as long as the training's: the pipeline pads them to its rounds."""
+    update = trainer.update
+
+    def and_evaluate(verdict):
+        update(verdict)
+        if len(trainer.curve.loss) % 2:
+            generator = torch.Generator().manual_seed(len(trainer.curve.loss))
+            rows = torch.randint(48, 112, (5, 65), generator=generator)
+            loss = trainer.runner.evaluate(Batch(rows[:, :-1], rows[:, 1:])).double()
+            if not trainer.mesh.is_first_of("tp"):
+                loss.zero_()
+            if trainer.world.size > 1:
+                torch.distributed.all_reduce(loss)
+            trainer.curve.validation.append(float(loss))
+
+    trainer.update = and_evaluate
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout("pp2", 4, schedule="ZBVZeroBubble"), Layout("pp2"), Layout("tp2")], ids=lambda layout: layout.name
+    "layout",
+    [Layout("pp2"), *(Layout("pp2", 4, schedule=name) for name in LOOPED + V_SHAPED), Layout("tp2"), Layout("cp2")],
+    ids=lambda layout: layout.name,
 )
-def test_validation_loss_is_the_same(layout, alone, text, tmp_path):
-    # Five rows in batches of two: the last batch is short, and the rows of the pipeline's rounds are padded.
-    validation = {
-        "enable": True,
-        "dataset": "jsonl",
-        "dataset_path": text,
-        "seq_len": 64,
-        "local_batch_size": 3,
-        "freq": 2,
-        "steps": 2,
-    }
-    found, expected = held(layout, alone, text, tmp_path, validation=validation)
-    assert len(expected.validation) == 3
+def test_evaluation_between_steps_gives_the_same_loss(layout, alone, text, tmp_path):
+    found, expected = held(layout, alone, text, tmp_path, mutate=with_evaluation)
+    assert len(expected.validation) == STEPS // 2
     assert difference(found.validation, expected.validation) <= LOSS
 
 

@@ -98,10 +98,6 @@ def run(values: dict[str, Any], mutate: Callable[[Any], None] | None = None, wei
             self.curve.loss.append(verdict.loss)
             self.curve.norm.append(verdict.grad_norm)
 
-        def validate(self) -> None:
-            if self.validation.due(self.state.step):
-                self.curve.validation.append(self.validation.loss())
-
     config = from_dict(values, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     world = World.start(config.comm)
     try:
