@@ -17,9 +17,11 @@ STRONG = (
     "--training.max_norm=0.5",
     "--lr_scheduler.warmup_steps=2",
     "--metrics.log_freq=1",
-    "--checkpoint.no-enable",
     "--metrics.no-enable_tensorboard",
 )
+
+
+UNSAVED = ("--checkpoint.no-enable",)
 
 
 def _curve(run):
@@ -36,7 +38,7 @@ def _assert_same(curve, other):
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    return _curve(run_train(*STRONG, "--training.steps=6", cwd=tmp_path_factory.mktemp("one")))
+    return _curve(run_train(*STRONG, *UNSAVED, "--training.steps=6", cwd=tmp_path_factory.mktemp("one")))
 
 
 LAYOUTS = {
@@ -51,19 +53,19 @@ def test_data_parallel_layouts_give_the_curve_of_one_process(layout, one_process
     processes, flags = LAYOUTS[layout]
     micro = {"fsdp": 2, "ddp": 1, "hsdp": 1}[layout]
     run = run_train(
-        *STRONG, *flags, "--training.steps=6", f"--training.local_batch_size={micro}", nproc=processes, cwd=tmp_path
+        *STRONG, *UNSAVED, *flags, "--training.steps=6", f"--training.local_batch_size={micro}", nproc=processes, cwd=tmp_path
     )
     _assert_same(_curve(run), one_process)
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_the_micro_batch_does_not_enter_the_curve(micro, one_process, tmp_path):
-    run = run_train(*STRONG, "--training.steps=6", f"--training.local_batch_size={micro}", cwd=tmp_path)
+    run = run_train(*STRONG, *UNSAVED, "--training.steps=6", f"--training.local_batch_size={micro}", cwd=tmp_path)
     _assert_same(_curve(run), one_process)
 
 
 def test_a_resumed_run_equals_a_straight_one(tmp_path):
-    flags = (*STRONG, "--checkpoint.enable", "--checkpoint.interval=100", "--lr_scheduler.total_steps=8")
+    flags = (*STRONG, "--checkpoint.interval=100", "--lr_scheduler.total_steps=8")
     straight = _curve(run_train(*flags, "--training.steps=8", cwd=tmp_path / "straight"))
     first = run_train(*flags, "--training.steps=4", cwd=tmp_path / "twice")
     assert _curve(first) == straight[:4]
