@@ -1,7 +1,7 @@
 """The training job: ``main`` starts the world, ``Trainer`` builds everything, resumes, and loops.
 
-    python -m titanlite.train --training.steps=20        # a world of one
-    ./run_train.sh                                       # the same, or torchrun over every GPU
+python -m titanlite.train --training.steps=20        # a world of one
+./run_train.sh                                       # the same, or torchrun over every GPU
 """
 
 from __future__ import annotations
@@ -231,12 +231,17 @@ class Trainer:
         """What the console says at the start."""
         sizes = sizes_of(self.config.model)
         layout = " x ".join(f"{name} {size}" for name, size in self.mesh.describe().items() if size > 1)
-        return {
+        facts = {
             "model": f"{self.config.model.name} {self.config.model.flavor}, {sizes.parameters:,} parameters",
             "layout": f"{layout or 'one process'} on {self.world.device.type}",
             "tokens a step": f"{self.nominal_tokens:,}",
             "starts at": restored.note if restored is not None else "the beginning",
         }
+        if self.mesh.pp > 1:
+            from titanlite.parallel import pipeline
+
+            facts["pipeline"] = pipeline.describe(self.config)
+        return facts
 
     def close(self) -> None:
         """Let go of threads, signal handlers and files."""

@@ -84,6 +84,14 @@ def bubble_fraction(config: Config) -> float:
     return schedule.bubble(order(config))
 
 
+def describe(config: Config) -> str:
+    """One line for the start of a run: schedule, stages, micro-batches, and the estimated bubble."""
+    count = len(schedule.stage_modules(config, sizes_of(config.model).n_layers))
+    name, micros = schedule.schedule_name(config.parallelism), schedule.micro_batches(config)
+    waiting = f"ranks wait about {bubble_fraction(config):.0%} of a step"
+    return f"{name}, {count} stages, {micros} micro-batches a round, {waiting}"
+
+
 def _construct(name: str, stages: list[PipelineStage], micros: int, loss: Callable | None) -> Any:
     kind = get_schedule_class(name)
     try:
