@@ -33,6 +33,13 @@ def schedule_from_csv(stages: list[Any], micro_batches: int, loss: Callable, pat
     return made
 
 
+def keep_buffers_between_halves_of_backward() -> None:
+    """Stop the compiler from reusing a backward's inputs in place: split schedules read them again for the weights."""
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False
+
+
 @contextmanager
 def only_forward(made: Any) -> Iterator[None]:
     """Let ``made.eval`` run no backward steps: those of V-shaped schedules fail without gradients to hand over.

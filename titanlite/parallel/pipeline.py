@@ -153,6 +153,8 @@ class Pipelined:
         self.count = len(schedule.stage_modules(config, sizes_of(config.model).n_layers))
         self.numbers = schedule.stages_of(mesh.rank_in("pp"), self.count, config.parallelism)
         self.has_first, self.has_last = 0 in self.numbers, self.count - 1 in self.numbers
+        if config.compile.enable and self.name in schedule.SPLIT:
+            private.keep_buffers_between_halves_of_backward()
         self.losses: list[Tensor] = []
         self.scale = 1.0
         # Stages are laid out for one shape; validation may use another length.

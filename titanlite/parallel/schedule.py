@@ -26,6 +26,9 @@ LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 """Schedules where rank r runs the two stages r and 2p - 1 - r, so that the loss is on the first rank."""
 
+SPLIT = ("InterleavedZeroBubble", *V_SHAPED, "csv")
+"""Schedules that may run the two halves of a backward pass apart."""
+
 SCHEDULES = ONE_STAGE + LOOPED + V_SHAPED
 
 COST = {"F": 1, "B": 2, "I": 1, "W": 1}
