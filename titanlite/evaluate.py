@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from titanlite.data.loader import build_validation_loader
+from titanlite.errors import UserError
 
 if TYPE_CHECKING:
     from titanlite.config import Config
@@ -49,4 +50,6 @@ class Validation:
         if self.world.size > 1:
             dist.all_reduce(total)
         loss, tokens = total.tolist()
-        return loss / max(tokens, 1.0)
+        if not tokens:
+            raise UserError("the validation data do not fill one row: lower validation.seq_len")
+        return loss / tokens

@@ -1,101 +1,246 @@
-"""Rows of the global batch for one data-parallel rank."""
+"""Batches of one data-parallel rank's rows, made ahead of the step on a thread, with an exact state."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from titanlite.data.batch import Batch
-from titanlite.data.sources import Source, build_source
+from titanlite.data.batch import IGNORED, Batch
+from titanlite.data.mixture import Documents, Part, Settings
+from titanlite.data.packing import Lane, Row
+from titanlite.data.sources import build_source
 from titanlite.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from titanlite.config import Config
 
+STOP_WAIT = 0.2
+
 
 class DataEnded(Exception):
-    """There is no further batch."""
+    """There is no further batch; ``Loader.has_next`` tells before."""
 
 
-class Lane:
-    """One row of the global batch, step after step: documents j, j + B, ... of the epochs' permutations."""
+@dataclass
+class _Made:
+    """A batch with the state of the lanes after it, or what came instead."""
 
-    def __init__(self, source: Source, tokenizer: Tokenizer, lane: int, lanes: int, seq_len: int, seed: int):
-        self.source, self.tokenizer, self.lanes, self.seq_len, self.seed = source, tokenizer, lanes, seq_len, seed
-        self.position, self.offset = lane, 0
-        self.tokens = self._document(lane)
-
-    def row(self) -> np.ndarray:
-        """The next seq_len + 1 tokens; the last comes again as the first of the next row."""
-        while len(self.tokens) - self.offset < self.seq_len + 1:
-            rest = self.tokens[self.offset :]
-            self.position += self.lanes
-            self.tokens, self.offset = np.concatenate([rest, self._document(self.position)]), 0
-        row = self.tokens[self.offset : self.offset + self.seq_len + 1]
-        self.offset += self.seq_len
-        return row
-
-    def _document(self, position: int) -> np.ndarray:
-        epoch, index = divmod(position, len(self.source))
-        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.source))
-        return np.append(self.tokenizer.encode(self.source.document(int(order[index]))), self.tokenizer.eos_id).astype(np.int64)
-
-    def state(self) -> dict[str, Any]:
-        return {"position": self.position, "rest": self.tokens[self.offset :].tolist()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.position, self.tokens, self.offset = state["position"], np.array(state["rest"], dtype=np.int64), 0
+    batch: Batch | None
+    states: dict[int, Any]
+    error: BaseException | None = None
 
 
 class Loader:
-    """Batches of this rank's rows."""
+    """The rows of one data-parallel rank, data step after data step.
 
-    def __init__(self, lanes: dict[int, Lane], fingerprint: dict[str, str]):
-        self.lanes, self._fingerprint, self.data_step = lanes, fingerprint, 0
+    Batches are made by a thread up to ``prefetch`` steps ahead; ``lane_states`` is that of the last batch taken,
+    whatever was made ahead. Making a batch touches Python objects, but tokenizers and copies release the interpreter.
 
-    def next(self) -> Batch:
-        rows = torch.from_numpy(np.stack([lane.row() for lane in self.lanes.values()]))
-        self.data_step += 1
-        return Batch(rows[:, :-1], rows[:, 1:])
+    Attributes:
+        data_step: batches taken since the start of the run.
+    """
+
+    def __init__(
+        self,
+        lanes: dict[int, Lane],
+        fingerprint: dict[str, str],
+        names: list[str],
+        masked: bool,
+        prefetch: int,
+        pin: bool = False,
+    ):
+        self.lanes, self._fingerprint, self.names = lanes, fingerprint, names
+        self.masked, self.prefetch, self.pin = masked, prefetch, pin
+        self.data_step = 0
+        self._states = {number: lane.state() for number, lane in lanes.items()}
+        self._head: _Made | None = None
+        self._queue: queue.Queue[_Made] = queue.Queue(maxsize=max(prefetch, 1))
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def has_next(self) -> bool:
-        return True
+        """Whether ``next`` has a batch; waits until it is made. Errors of making it are raised here or by ``next``."""
+        if self._head is None:
+            self._head = self._take()
+        return self._head.batch is not None or self._head.error is not None
+
+    def next(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            DataEnded: there is none.
+        """
+        made = self._head or self._take()
+        self._head = None
+        if made.error is not None:
+            raise made.error
+        if made.batch is None:
+            self._head = made
+            raise DataEnded
+        self._states = made.states
+        self.data_step += 1
+        return made.batch
 
     def skip(self, steps: int) -> None:
+        """Pass over so many batches."""
         for _ in range(steps):
             self.next()
 
     def lane_states(self) -> dict[int, Any]:
-        return {number: lane.state() | {"data_step": self.data_step} for number, lane in self.lanes.items()}
+        """Where each lane of this rank stands, by lane number, as JSON."""
+        return {number: {"data_step": self.data_step, **state} for number, state in self._states.items()}
 
     def load_lane_states(self, states: dict[int, Any]) -> None:
+        """Stand where ``states`` were taken, on whatever ranks; other lanes than this rank's are passed over."""
+        self._stop()
         for number, lane in self.lanes.items():
             lane.load(states[number])
             self.data_step = states[number]["data_step"]
+        self._states = {number: lane.state() for number, lane in self.lanes.items()}
 
     def fingerprint(self) -> dict[str, str]:
-        return self._fingerprint
+        """What the rows depend on, by name: a resumed run must have the same."""
+        return dict(self._fingerprint)
 
     def shares(self) -> dict[str, float]:
-        return {}
+        """Share of each source in the tokens taken so far by this rank's lanes."""
+        taken = np.sum([state["taken"] for state in self._states.values()], axis=0)
+        return dict(zip(self.names, (taken / max(taken.sum(), 1)).tolist(), strict=True))
+
+    def skipped(self) -> int:
+        """Records that could not be read and were passed over."""
+        return sum(state["skipped"] for state in self._states.values())
 
     def close(self) -> None:
-        pass
+        """End the thread."""
+        self._stop()
+
+    def _take(self) -> _Made:
+        if self.prefetch == 0:
+            return self._make()
+        if self._thread is None:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
+            self._thread.start()
+        return self._queue.get()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            made = self._make()
+            while not self._ended.is_set():
+                try:
+                    self._queue.put(made, timeout=STOP_WAIT)
+                    break
+                except queue.Full:
+                    continue
+            if made.batch is None:
+                return
+
+    def _make(self) -> _Made:
+        try:
+            rows = [lane.row() for lane in self.lanes.values()]
+            if any(row is None for row in rows):
+                return _Made(None, {})
+            states = {number: lane.state() for number, lane in self.lanes.items()}
+            return _Made(self._batch([row for row in rows if row is not None]), states)
+        except BaseException as error:
+            return _Made(None, {}, error)
+
+    def _batch(self, rows: list[Row]) -> Batch:
+        tensors = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
+        if self.pin:
+            tensors = [tensor.pin_memory() for tensor in tensors]
+        return Batch(*tensors) if self.masked else Batch(tensors[0], tensors[1])
+
+    def _stop(self) -> None:
+        if self._thread is not None:
+            self._ended.set()
+            self._thread.join()
+            self._thread = None
+        self._queue = queue.Queue(maxsize=max(self.prefetch, 1))
+        self._head = None
 
 
 def build_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size: int) -> Loader:
-    t = config.training
-    size = t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * data_size
-    source = build_source(t.dataset, t.dataset_path)
-    rows = size // data_size
+    """The training rows of data-parallel rank ``data_rank`` of ``data_size``."""
+    training, data = config.training, config.data
+    size = training.global_batch_size if training.global_batch_size > 0 else training.local_batch_size * data_size
+    wanted = data.sources
+    if wanted:
+        parts = [Part(s.name, build_source(s.dataset, s.path, tokenizer, s.text_key), s.weight) for s in wanted]
+    else:
+        source = build_source(training.dataset, training.dataset_path, tokenizer)
+        parts = [Part(training.dataset, source, 1.0)]
     seed = config.debug.seed or 0
-    mine = range(data_rank * rows, (data_rank + 1) * rows)
-    lanes = {j: Lane(source, tokenizer, j, size, t.seq_len, seed) for j in mine}
-    return Loader(lanes, {"source": source.fingerprint, "tokenizer": tokenizer.fingerprint, "seed": str(seed), "rows": str(size)})
+    settings = Settings(seed, data.shuffle, data.on_end == "loop", data.on_bad_record)
+    rows = size // data_size
+    lanes = {
+        lane: Lane(
+            Documents(parts, tokenizer, lane, size, settings),
+            training.seq_len,
+            training.pack_documents,
+            data.packing == "best_fit",
+            training.document_mask,
+        )
+        for lane in range(data_rank * rows, (data_rank + 1) * rows)
+    }
+    fingerprint = {
+        "tokenizer": tokenizer.fingerprint,
+        "seed": str(seed),
+        "global_batch_size": str(size),
+        "seq_len": str(training.seq_len),
+        "packing": f"{data.packing} pack={training.pack_documents} mask={training.document_mask} shuffle={data.shuffle}",
+        **{f"source {part.name}": part.source.fingerprint for part in parts},
+        **({f"weight {part.name}": repr(part.weight) for part in parts} if wanted else {}),
+    }
+    pin = torch.cuda.is_available()
+    return Loader(lanes, fingerprint, [part.name for part in parts], training.document_mask, data.prefetch, pin)
 
 
-def build_validation_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size: int) -> Iterator[Batch]:
-    raise NotImplementedError
+class ValidationRows:
+    """The batches of one validation: the same rows every time, dealt to the ranks in turn.
+
+    All ranks give the same number of batches; a rank whose rows are used up gives rows that count nothing.
+    """
+
+    def __init__(self, lane: Lane, local: int, data_rank: int, data_size: int, steps: int):
+        self.lane, self.local, self.data_rank, self.data_size, self.steps = lane, local, data_rank, data_size, steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = 0
+        more = True
+        while more and step != self.steps:
+            rows: list[Row] = []
+            for place in range(self.local * self.data_size):
+                row = self.lane.row() if more else None
+                more = row is not None
+                if place // self.local == self.data_rank:
+                    rows.append(self._nothing() if row is None else row)
+                if place == 0 and row is None:
+                    return
+            tensors = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
+            yield Batch(*tensors) if self.lane.mask else Batch(tensors[0], tensors[1])
+            step += 1
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _nothing(self) -> Row:
+        zeros = np.zeros(self.lane.seq_len, dtype=np.int64)
+        return zeros, zeros + IGNORED, zeros, zeros
+
+
+def build_validation_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size: int) -> ValidationRows:
+    """The validation rows of data-parallel rank ``data_rank`` of ``data_size``, from the beginning."""
+    wanted = config.validation
+    source = build_source(wanted.dataset, wanted.dataset_path, tokenizer)
+    settings = Settings(shuffle=False, loop=wanted.steps != -1, on_bad_record=config.data.on_bad_record)
+    documents = Documents([Part(wanted.dataset, source, 1.0)], tokenizer, 0, 1, settings)
+    lane = Lane(documents, wanted.seq_len, config.training.pack_documents, False, config.training.document_mask)
+    return ValidationRows(lane, wanted.local_batch_size, data_rank, data_size, wanted.steps)

@@ -1,29 +1,49 @@
-"""Where documents come from."""
+"""Where documents come from: everything is a number of documents that can be read in any order."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import json
+import os
 import sys
 import sysconfig
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from titanlite.errors import UserError
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from titanlite.data.tokenizer import Tokenizer
+
 
 class Source(Protocol):
-    """Documents by number."""
+    """Documents by number.
 
-    fingerprint: str
+    Attributes:
+        fingerprint: changes when the documents may have changed.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """See the class."""
+        ...
 
     def __len__(self) -> int: ...
 
-    def document(self, index: int) -> str:
-        """The text of a document."""
+    def document(self, index: int) -> str | np.ndarray:
+        """The text of a document, or its tokens where the source is tokenized already.
+
+        Raises:
+            BadRecord: it cannot be read.
+        """
         ...
+
+
+class BadRecord(Exception):
+    """A record that cannot be read; the message names file and place."""
 
 
 class EmbeddedSource:
@@ -43,7 +63,7 @@ class EmbeddedSource:
     @property
     def fingerprint(self) -> str:
         """The interpreter's version: the text is its own."""
-        return f"embedded python {sys.version.split()[0]}"
+        return f"python {sys.version.split()[0]}"
 
     def __len__(self) -> int:
         return len(self._topics) + len(self._files)
@@ -57,63 +77,79 @@ class EmbeddedSource:
 
 
 class TextSource:
-    """Text files; each is a document."""
+    """Text files in UTF-8; each is a document."""
 
     def __init__(self, path: str):
-        self.files = _files(path, "*.txt")
-        self.fingerprint = _fingerprint(self.files)
+        self.files = find_files(path, ("*.txt", "*.md", "*.py", "*.rst"))
+        self.fingerprint = fingerprint(self.files)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def document(self, index: int) -> str:
         """The text of a file."""
-        return self.files[index].read_text(encoding="utf-8")
+        try:
+            return self.files[index].read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRecord(f"{self.files[index]}: {error}") from error
 
 
-class JsonlSource:
-    """Lines of JSON with a text field."""
+def build_source(dataset: str, path: str | None, tokenizer: Tokenizer, text_key: str = "text") -> Source:
+    """The source of a kind of dataset at a path.
 
-    def __init__(self, path: str, text_key: str = "text"):
-        self.files = _files(path, "*.json*")
-        self.text_key = text_key
-        self.fingerprint = _fingerprint(self.files)
-        self.lines: list[tuple[Path, int]] = []
-        for file in self.files:
-            offset = 0
-            with file.open("rb") as lines:
-                for line in lines:
-                    if line.strip():
-                        self.lines.append((file, offset))
-                    offset += len(line)
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def document(self, index: int) -> str:
-        """The text of a line."""
-        file, offset = self.lines[index]
-        with file.open("rb") as lines:
-            lines.seek(offset)
-            return json.loads(lines.readline())[self.text_key]
+    Raises:
+        UserError: there is nothing there, or a package that reads it is missing.
+    """
+    source = _source(dataset, path, tokenizer, text_key)
+    if len(source) == 0:
+        raise UserError(f"dataset {dataset} at {path} has no documents")
+    return source
 
 
-def _files(path: str, pattern: str) -> list[Path]:
+def _source(dataset: str, path: str | None, tokenizer: Tokenizer, text_key: str) -> Source:
+    if dataset == "embedded":
+        return EmbeddedSource()
+    if path is None:
+        raise UserError(f"dataset {dataset} needs a path")
+    if dataset == "text":
+        return TextSource(path)
+    # Imported when used: each brings a package of its own.
+    if dataset in ("jsonl", "c4", "c4_test", "c4_validation"):
+        from titanlite.data.jsonl import JsonlSource
+
+        return JsonlSource(path, text_key)
+    if dataset == "parquet":
+        from titanlite.data.parquet import ParquetSource
+
+        return ParquetSource(path, text_key)
+    if dataset == "tokens":
+        from titanlite.data.shards import ShardSource
+
+        return ShardSource(path, tokenizer)
+    from titanlite.data.hub import HubSource
+
+    return HubSource(path, text_key)
+
+
+def find_files(path: str, patterns: tuple[str, ...]) -> list[Path]:
+    """The files of a folder by ``patterns``, of a glob, or the one file, in a fixed order."""
     where = Path(path)
-    found = sorted(where.rglob(pattern)) if where.is_dir() else [Path(name) for name in sorted(glob.glob(path))]
+    if where.is_dir():
+        found = sorted({file for pattern in patterns for file in where.rglob(pattern) if file.is_file()})
+    else:
+        found = [Path(name) for name in sorted(glob.glob(path, recursive=True)) if os.path.isfile(name)]
     if not found:
-        raise UserError(f"{path}: there are no files")
+        raise UserError(f"{path}: there is no file" + (f" like {' or '.join(patterns)}" if where.is_dir() else ""))
     return found
 
 
-def _fingerprint(files: list[Path]) -> str:
-    told = "\n".join(f"{file.name} {file.stat().st_size}" for file in files)
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
-
-
-def build_source(dataset: str, path: str | None, text_key: str = "text") -> Source:
-    """The source of a dataset kind at a path."""
-    if dataset == "embedded":
-        return EmbeddedSource()
-    assert path is not None
-    return TextSource(path) if dataset == "text" else JsonlSource(path, text_key)
+def fingerprint(files: list[Path]) -> str:
+    """A digest of names, sizes and first and last bytes: reading a corpus whole at each start would take hours."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            head = stream.read(4096)
+            stream.seek(max(0, size - 4096))
+            digest.update(f"{file.name} {size} ".encode() + head + stream.read())
+    return digest.hexdigest()
