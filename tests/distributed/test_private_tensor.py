@@ -6,11 +6,6 @@ import torch.nn.functional as F
 from titanlite.distributed import private_tensor as private
 
 
-def test_settled_is_the_identity_on_plain_tensors():
-    x = torch.randn(3, requires_grad=True)
-    assert torch.equal(private.settled(x), x)
-
-
 def test_the_compiler_option_is_there():
     import torch._inductor.config as inductor
 

@@ -10,18 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def settled(x: Tensor) -> Tensor:
-    """``x`` after its collective has ended; functional collectives return tensors of a private class that wait late."""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
-
-
 def overlap_tensor_parallel_collectives(group: dist.ProcessGroup) -> None:
     """Let the compiler overlap tensor parallelism's collectives with matrix products: a private inductor option."""
     import torch._inductor.config
 
     torch._inductor.config._micro_pipeline_tp = True
+
+
+def group_of(name: str) -> dist.ProcessGroup:
+    """The process group of that name: operations that the compiler sees take strings, not groups."""
+    return dist.distributed_c10d._resolve_process_group(name)
 
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple]:
