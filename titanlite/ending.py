@@ -79,7 +79,7 @@ def _hand_over(end: Ending) -> None:
 def _told_before() -> bool:
     """Whether a rank of this machine ended with words already; torchrun restarts those whose peer left, to no avail."""
     folder = os.environ.get("TITANLITE_EXIT_CODES")
-    return bool(folder) and any(not file.read_text().startswith("0") for file in Path(folder).iterdir())
+    return folder is not None and any(not file.read_text().startswith("0") for file in Path(folder).iterdir())
 
 
 def _quieten() -> int | None:

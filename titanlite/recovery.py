@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from titanlite.errors import TrainingStopped
+from titanlite.optim.loss_scale import LossScale, Scaled
 
 if TYPE_CHECKING:
     from titanlite.config import Config
@@ -19,18 +20,21 @@ MEAN_DECAY = 0.95
 class Recovery:
     """Judges each step's verdict; all ranks hold the same verdict, so they judge alike."""
 
-    def __init__(self, config: Config, monitor: Monitor):
+    def __init__(self, config: Config, monitor: Monitor, loss_scale: LossScale):
         self.training = config.training
-        self.monitor = monitor
+        self.monitor, self.loss_scale = monitor, loss_scale
         self.used = 0
         self.mean: float | None = None
 
-    def judge(self, step: int, verdict: Verdict) -> Literal["update", "skip", "rollback"]:
-        """What to do with ``step``.
+    def judge(self, step: int, verdict: Verdict, state: Scaled) -> Literal["update", "skip", "rollback"]:
+        """What to do with ``step``; the loss scale in ``state`` may move.
 
         Raises:
             TrainingStopped: the policy is to stop, or its skips are used up. The weights are still those before.
         """
+        if self.loss_scale.overflowed(state, verdict.loss, verdict.grad_norm):
+            self.monitor.event(step, "loss scale", f"gradients overflowed; the loss scale is {state.loss_scale:g} now")
+            return "skip"
         wrong = self._wrong(verdict)
         if not wrong:
             past = verdict.loss if self.mean is None else self.mean
@@ -44,7 +48,9 @@ class Recovery:
             )
         self.used += 1
         if self.used > self.training.max_skips:
-            raise TrainingStopped(f"step {step}: {wrong}, after {self.training.max_skips} steps given up already (training.max_skips)")
+            raise TrainingStopped(
+                f"step {step}: {wrong}, after {self.training.max_skips} steps given up already (training.max_skips)"
+            )
         self.monitor.event(step, policy, f"{wrong}; {policy} {self.used} of {self.training.max_skips}")
         return policy
 

@@ -30,6 +30,7 @@ from titanlite.garbage import GarbageCollection
 from titanlite.models.sizes import sizes_of
 from titanlite.monitor import Meter, Monitor
 from titanlite.optim import gradients
+from titanlite.optim.loss_scale import LossScale
 from titanlite.optim.optimizer import Optimizers
 from titanlite.optim.schedule import lr_factor, schedule_length
 from titanlite.parallel.apply import global_batch_size, parallelize
@@ -45,6 +46,8 @@ class TrainState:
     tokens_seen: int = 0
     skips: int = 0
     schedule_length: int = 0
+    loss_scale: float = 1.0
+    good_steps: int = 0
 
 
 class Trainer:
@@ -53,7 +56,9 @@ class Trainer:
     def __init__(self, config: Config, world: World):
         self.config, self.world = config, world
         self.folder = run_folder(config)
-        self.state = TrainState(schedule_length=schedule_length(config))
+        self.loss_scale = LossScale(config.training.mixed_precision_param == "float16")
+        self.state = TrainState(schedule_length=schedule_length(config), loss_scale=self.loss_scale.initial())
+        self.running = 0
         self.stopping = self.data_ended = False
         set_determinism(config)
 
@@ -61,7 +66,7 @@ class Trainer:
         self.tokenizer = build_tokenizer(config.model.hf_assets_path)
         check_vocabulary(config, self.tokenizer.vocab_size)
         model = parallelize(config, self.mesh, world.device)
-        self.parts, self.runner = model.parts, model.runner
+        self.parts, self.runner, self.after_update = model.parts, model.runner, model.after_update
         self.optimizers = Optimizers(list(self.parts), config)
         self.loader = build_loader(config, self.tokenizer, self.mesh.data_rank, self.mesh.data_size)
         self.nominal_tokens = global_batch_size(config, self.mesh.data_size) * config.training.seq_len
@@ -70,7 +75,7 @@ class Trainer:
         self.checkpoints = CheckpointManager(config, world, self.mesh.describe(), self.folder)
         self.monitor = Monitor(config, world, self.folder)
         self.meter = Meter(config, world, sizes_of(config.model))
-        self.recovery = Recovery(config, self.monitor)
+        self.recovery = Recovery(config, self.monitor, self.loss_scale)
         self.faults = Faults(config.debug.faults, world)
         self.stop = elastic.StopRequest(config)
         self.watchdog = Watchdog(config, world, self.folder)
@@ -88,7 +93,7 @@ class Trainer:
         """One step: forward and backward, the verdict of all ranks, and what it asks for."""
         self.step_begins()
         verdict = self.forward_backward()
-        match self.recovery.judge(self.state.step + 1, verdict):
+        match self.recovery.judge(self.running, verdict, self.state):
             case "update":
                 self.update(verdict)
             case "skip":
@@ -116,24 +121,30 @@ class Trainer:
 
     def step_begins(self) -> None:
         """Start the clocks of a step, and let injected faults strike."""
+        self.running = self.state.step + 1
         self.meter.step_begins()
-        self.watchdog.beat(self.state.step + 1)
+        self.watchdog.beat(self.running)
         self.garbage.step(self.state.step)
-        self.faults.before_step(self.state.step + 1)
+        self.faults.before_step(self.running)
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate of the step that runs is multiplied by."""
+        return lr_factor(self.running, self.config)
 
     def forward_backward(self) -> Verdict:
         """Take the next rows, accumulate their gradients, and agree with all ranks on what came out."""
         with self.meter.waiting_for_data():
             batch = self.loader.next()
-        self.optimizers.zero_grad()
-        loss = self.runner.forward_backward(batch, 1.0 / self.nominal_tokens)
-        loss = self.faults.corrupt(self.state.step + 1, loss)
+        self.optimizers.begin(self.lr_factor)
+        loss = self.runner.forward_backward(batch, self.state.loss_scale / self.nominal_tokens)
+        loss = self.faults.corrupt(self.running, loss)
         return agree(
             self.world,
             # Ranks that differ only in tp know the same loss, and pipeline ranks without the head report zero.
             loss if self.mesh.is_first_of("tp") else 0.0,
             batch.counted_tokens() if self.mesh.is_first_of("tp", "cp", "pp") else 0,
-            gradients.square_norm(self.optimizers.parameters(), self.world.size // self.mesh.pp),
+            self.optimizers.square_norm(self.world.size // self.mesh.pp) / self.state.loss_scale**2,
             stop=bool(self.stop.requested),
             data_ended=not self.loader.has_next(),
             seconds=self.meter.own_seconds(),
@@ -143,8 +154,10 @@ class Trainer:
     def update(self, verdict: Verdict) -> None:
         """Clip the gradients and step the optimizer."""
         clip = gradients.clip_factor(verdict.grad_norm, self.config.training.max_norm)
-        gradients.scale(self.optimizers.parameters(), clip * self.nominal_tokens / verdict.tokens)
-        self.optimizers.step(lr_factor(self.state.step + 1, self.config))
+        correction = self.nominal_tokens / verdict.tokens / self.state.loss_scale
+        gradients.scale(self.optimizers.parameters(), clip * correction)
+        self.optimizers.step()
+        self.after_update()
         self.advance(verdict.tokens)
 
     def skip(self) -> None:
@@ -164,7 +177,7 @@ class Trainer:
         self.checkpoints.wait()
         restored = self.checkpoints.restore(self.snapshot())
         if restored is None:
-            raise TrainingStopped(f"step {self.state.step + 1} went wrong and there is no checkpoint to roll back to")
+            raise TrainingStopped(f"step {self.running} went wrong and there is no checkpoint to roll back to")
         self.follow(restored)
         self.loader.skip(past - self.loader.data_step)
         self.state.skips, self.state.data_step = skips, self.loader.data_step
@@ -174,8 +187,7 @@ class Trainer:
         self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
         if self.monitor.due(self.state.step, last=not self.goes_on()):
-            rate = self.config.optimizer.lr * lr_factor(self.state.step, self.config)
-            state = self.state
+            state, rate = self.state, self.config.optimizer.lr * self.lr_factor
             self.monitor.record(self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate))
 
     def validate(self) -> None:

@@ -179,7 +179,9 @@ class CheckpointManager:
             dist.barrier(group=self.group)
             if self.world.rank == 0:
                 files = {p.name: [p.stat().st_size, manifests.crc32(p)] for p in staged.iterdir()}
-                Manifest(step, files, snapshot.train_state, snapshot.identity, self.mesh, torch=torch.__version__).write(staged)
+                Manifest(
+                    step, files, snapshot.train_state, snapshot.identity, self.mesh, torch=torch.__version__
+                ).write(staged)
                 if final.exists():
                     shutil.rmtree(final)
                 os.rename(staged, final)
@@ -213,7 +215,11 @@ def _copied(snapshot: Snapshot) -> Snapshot:
     def copy(tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor):
             return DTensor.from_local(
-                tensor.to_local().detach().clone(), tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+                tensor.to_local().detach().clone(),
+                tensor.device_mesh,
+                tensor.placements,
+                shape=tensor.shape,
+                stride=tensor.stride(),
             )
         return tensor.detach().clone()
 

@@ -5,6 +5,8 @@ Checked against torch 2.11 to 2.14; ``tests/distributed/test_private_tensor.py``
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,13 +21,14 @@ def overlap_tensor_parallel_collectives(group: dist.ProcessGroup) -> None:
 
 def group_of(name: str) -> dist.ProcessGroup:
     """The process group of that name: operations that the compiler sees take strings, not groups."""
-    return dist.distributed_c10d._resolve_process_group(name)
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    return resolve(name)
 
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, tuple]:
     """Attention of q [b, h, s, d] over k and v [b, kv_heads, t, d] by the device's own fused kernel.
 
-    Returns the result, the log-sum-exp of each query's scores [b, h, s] (fp32), and what ``flash_backward`` needs beside.
+    Returns the result, the log-sum-exp of each query's scores [b, h, s] (fp32), and what else ``flash_backward`` needs.
     ``scaled_dot_product_attention`` does not give the log-sum-exp, without which results over pieces cannot be merged.
     """
     if q.device.type == "cpu":

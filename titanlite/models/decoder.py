@@ -5,6 +5,8 @@ It knows nothing of meshes. A pipeline stage is a decoder whose other parts are 
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from titanlite.models.attention import Attention
@@ -58,4 +60,4 @@ class Decoder(nn.Module):
     def tie(self) -> None:
         """Let the output head share the embedding's weight where the sizes say so; again after either is replaced."""
         if self.sizes.tie_embeddings and self.tok_embeddings is not None and self.output is not None:
-            self.output.weight = self.tok_embeddings.weight
+            self.output.weight = cast(nn.Parameter, self.tok_embeddings.weight)

@@ -8,6 +8,7 @@ other activations together.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 IGNORED = -100
 """The label of a token that does not count."""
 
-CHUNK_BYTES = 256 * 2**20
+CHUNK_BYTES = 64 * 2**20
 """With ``loss_chunks`` auto, fp32 logits of one chunk take at most this."""
 
 
@@ -28,6 +29,7 @@ class Output(nn.Module):
         weight: [vocabulary, dim].
         chunks: into how many pieces the tokens are cut for the loss; 0 chooses by ``CHUNK_BYTES``.
         group: the ranks that hold the other rows of the vocabulary, or None.
+        plain: the loss in one piece; the compiler replaces it.
     """
 
     def __init__(self, dim: int, vocab_size: int):
@@ -35,17 +37,29 @@ class Output(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.chunks = 0
         self.group: dist.ProcessGroup | None = None
+        self.plain: Callable[[Tensor, Tensor, Tensor], Tensor] = plain
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
         """hidden [b, s, dim] -> logits [b, s, vocabulary], or with labels [b, s] the summed loss, 0-dim fp32."""
         if labels is None:
             return F.linear(hidden, self.weight)
-        return cross_entropy_sum(hidden.flatten(0, 1), self.weight, labels.flatten(), self.chunks, self.group)
+        tokens = hidden.flatten(0, 1)
+        return cross_entropy_sum(tokens, self.weight, labels.flatten(), self.chunks, self.group, self.plain)
+
+
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Summed cross entropy with all logits at once; as ``cross_entropy_sum`` without chunks and group."""
+    return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED, reduction="sum")
 
 
 def cross_entropy_sum(
-    hidden: Tensor, weight: Tensor, labels: Tensor, chunks: int = 0, group: dist.ProcessGroup | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    chunks: int = 0,
+    group: dist.ProcessGroup | None = None,
+    whole: Callable[[Tensor, Tensor, Tensor], Tensor] = plain,
 ) -> Tensor:
     """Sum over the counted tokens of -log softmax(hidden @ weight.T)[label], as a 0-dim fp32 tensor.
 
@@ -54,12 +68,13 @@ def cross_entropy_sum(
         weight: [rows, dim]; with a group, this rank's consecutive rows of the vocabulary, an equal number on each.
         labels: int64 [tokens]; ``IGNORED`` does not count.
         chunks: pieces of the tokens, of which only one's logits exist at a time; 0 chooses.
+        whole: what computes a single piece.
 
     With a group the gradient to ``hidden`` is this rank's part: the sum over the group is the whole.
     """
     chunks = chunks or math.ceil(labels.numel() * weight.shape[0] * 4 / CHUNK_BYTES)
     if chunks <= 1 and group is None:
-        return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED, reduction="sum")
+        return whole(hidden, weight, labels)
     return _ChunkedCrossEntropy.apply(hidden, weight, labels, max(chunks, 1), group)
 
 
@@ -85,7 +100,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if learn:
                 delta = delta.to(weight.dtype)
                 torch.mm(delta, weight, out=grad)
-                grad_weight += delta.T @ h
+                if weight.dtype == torch.float32:
+                    grad_weight.addmm_(delta.T, h)
+                else:
+                    grad_weight += delta.T @ h
         if learn:
             ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         return total
@@ -95,7 +113,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         """Scale what the forward pass made."""
         (grad_total,) = grad_outputs
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_total.to(grad_hidden.dtype), grad_weight * grad_total.to(grad_weight.dtype), *[None] * 3
+        # In place: the weight's gradient of a large vocabulary should not exist twice.
+        return grad_hidden.mul_(grad_total), grad_weight.mul_(grad_total), *[None] * 3
 
 
 def _softmax_minus_target(

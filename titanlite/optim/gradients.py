@@ -30,7 +30,7 @@ def square_norm(parameters: Iterable[Tensor], replicas: int) -> Tensor:
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            by_copies.setdefault(replicas // _pieces(parameter), []).append(local(parameter.grad))
+            by_copies.setdefault(replicas // pieces(parameter), []).append(local(parameter.grad))
     device = next((grads[0].device for grads in by_copies.values()), torch.device("cpu"))
     total = torch.zeros((), dtype=torch.float64, device=device)
     for copies, grads in by_copies.items():
@@ -52,9 +52,11 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return min(1.0, max_norm / (norm + 1e-6))
 
 
-def _pieces(parameter: Tensor) -> int:
+def pieces(parameter: Tensor) -> int:
     """Into how many different pieces a parameter is cut."""
     if not isinstance(parameter, DTensor):
         return 1
     mesh = parameter.device_mesh
-    return math.prod(mesh.size(dim) for dim, placement in enumerate(parameter.placements) if not placement.is_replicate())
+    return math.prod(
+        mesh.size(dim) for dim, placement in enumerate(parameter.placements) if not placement.is_replicate()
+    )

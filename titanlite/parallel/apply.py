@@ -4,14 +4,16 @@
 2. float8        swaps linear layers, which tensor parallelism then shards
 3. tensor        before FSDP, whose shards are cut from this rank's columns or rows
 4. context       replaces the attention kernel, which by now sees this rank's heads
-5. activation checkpointing   inside compile's graph, so that the compiler sees what is recomputed
-6. compile       per block, before FSDP, whose hooks stay outside the graph
+5. compile       per block, before FSDP, whose hooks stay outside the graph
+6. activation checkpointing   around the compiled block, whose graph it need not enter; a policy by operation is applied
+                 before compile instead, so that the compiler sees what it keeps
 7. data          last: FSDP's hooks wrap everything above
 8. weights       materialised only now, a shard at a time, with values that no step above can change
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,10 +39,12 @@ class Parallelized:
     Attributes:
         parts: one decoder, or this rank's pipeline stages.
         runner: ``Whole`` or ``Pipelined``: forward_backward(batch, scale) and evaluate(batch).
+        after_update: what is left to do after each optimizer step.
     """
 
     parts: list[Decoder]
     runner: Any
+    after_update: Callable[[], None]
 
 
 def parallelize(config: Config, mesh: Mesh, device: torch.device, *, materialise: bool = True) -> Parallelized:
@@ -79,7 +83,16 @@ def parallelize(config: Config, mesh: Mesh, device: torch.device, *, materialise
         from titanlite.parallel.context import ContextParallel
 
         runner = ContextParallel(runner, config, mesh)
-    return Parallelized(parts, runner)
+    after_update: Callable[[], None] = _nothing
+    if "float8" in config.model.converters:
+        from titanlite.parallel import float8
+
+        after_update = partial(float8.after_update, parts, config)
+    return Parallelized(parts, runner, after_update)
+
+
+def _nothing() -> None:
+    """Nothing is left to do."""
 
 
 def rows_per_rank(config: Config, mesh: Mesh) -> int:
@@ -115,14 +128,15 @@ def _apply_in_order(part: Decoder, config: Config, mesh: Mesh) -> None:
         from titanlite.parallel import context
 
         context.apply(part, config, mesh)
-    if config.activation_checkpoint.mode != "none":
-        from titanlite.parallel import activation_checkpoint
+    from titanlite.parallel import activation_checkpoint, compile
 
+    inside = activation_checkpoint.is_per_operation(config.activation_checkpoint)
+    if inside:
         activation_checkpoint.apply(part, config)
     if config.compile.enable:
-        from titanlite.parallel import compile
-
         compile.apply(part, config, mesh)
+    if not inside:
+        activation_checkpoint.apply(part, config)
     data.apply(part, config, mesh)
 
 

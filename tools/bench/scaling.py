@@ -14,14 +14,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import _environment  # noqa: F401
-
 import argparse
 import json
 import statistics
 import tempfile
 import time
 
+import _environment  # noqa: F401
 import torch
 from step import ROWS, SEQ_LEN, in_processes
 
@@ -94,7 +93,9 @@ def main() -> None:
         print(json.dumps({"machine": machine(), "cases": cases}, indent=1))
         return
     for name, values in cases.items():
-        print(f"{name:22}  {values['ours']:8.3f} s  ratio {values['ratio']:.3f}  communication {values['communication']:.1%}")
+        print(
+            f"{name:22}  {values['ours']:8.3f} s  ratio {values['ratio']:.3f}  communication {values['communication']:.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import _environment
-
 import argparse
 import subprocess
 import tempfile
 import time
+
+import _environment
 
 BARE = """
 import torch, torch.distributed as dist

@@ -16,13 +16,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import _environment  # noqa: F401
-
 import argparse
 import os
 import tempfile
 import time
 
+import _environment  # noqa: F401
 import torch
 import torch.distributed as dist
 
@@ -66,10 +65,16 @@ class Bare:
         bf16 = config.training.mixed_precision_param == "bfloat16"
         if dist.get_world_size() > 1 or bf16:
             mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+            policy = (
+                MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+                if bf16
+                else MixedPrecisionPolicy()
+            )
             for module in [self.model.tok_embeddings, *self.model.layers.values(), self.model.output, self.model]:
                 fully_shard(module, mesh=mesh, mp_policy=policy)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=8e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=8e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
         self.tokens, self.labels = batch.tokens.to(device), batch.labels.to(device)
 
     def step(self) -> None:
@@ -145,7 +150,10 @@ def in_processes(processes: int, arguments: tuple, measurement=measure) -> dict[
     context = torch.multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    workers = [context.Process(target=_worker, args=(rank, processes, store.port, measurement, arguments, answers)) for rank in range(processes)]
+    workers = [
+        context.Process(target=_worker, args=(rank, processes, store.port, measurement, arguments, answers))
+        for rank in range(processes)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
