@@ -235,7 +235,7 @@ class Trainer:
     def follow(self, restored: Restored) -> None:
         """Go on where a checkpoint stands."""
         if restored.train_state:
-            self.state = TrainState(**restored.train_state)
+            self.state = TrainState(**restored.train_state | {"schedule_length": schedule_length(self.config)})
         if restored.lanes:
             self.loader.load_lane_states(restored.lanes)
 
@@ -252,7 +252,8 @@ class Trainer:
         if self.mesh.pp > 1:
             from titanlite.parallel import pipeline
 
-            facts["pipeline"] = pipeline.describe(self.config)
+            rows = self.config.training.global_batch_size // self.mesh.data_size
+            facts["pipeline"] = pipeline.describe(self.config, max(0, min(rows, self.config.training.local_batch_size)))
         return facts
 
     def close(self) -> None:
