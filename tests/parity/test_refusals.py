@@ -77,6 +77,16 @@ CASES = {
         {},
         "Interleaved1F1B",
     ),
+    "weights given away between the halves of a backward pass": (
+        2,
+        {
+            "pipeline_parallel_degree": 2,
+            "pipeline_parallel_schedule": "ZBVZeroBubble",
+            "fsdp_reshard_after_forward": "always",
+        },
+        {},
+        "fsdp_reshard_after_forward.*ZBVZeroBubble.*default",
+    ),
     "asynchronous tensor parallelism without compile": (
         2,
         {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True},

@@ -142,6 +142,12 @@ def pipeline(c: Checker) -> None:
         "pipeline_parallel_degree",
     )
     _told(c, f"parallelism.{stages_key}", lambda: schedule.stage_modules(c.config, c.sizes.n_layers))
+    c.require(
+        p.fsdp_reshard_after_forward in ("default", "never") or not schedule.splits_backward(p),
+        "parallelism.fsdp_reshard_after_forward",
+        f"{p.fsdp_reshard_after_forward!r} gives weights away that schedule {name} still takes gradients of, which "
+        'would be lost; take "default", or another schedule',
+    )
     size = p.pipeline_parallel_microbatch_size
     c.require(
         c.micro_batch % size == 0,

@@ -61,10 +61,11 @@ def _without_others(part: Decoder, names: set[str]) -> Decoder:
     return part
 
 
-def order(config: Config) -> dict[int, list[Action]]:
-    """What each pipeline rank does in one round, in order, without communication."""
+def order(config: Config, rows: int = 0) -> dict[int, list[Action]]:
+    """What each pipeline rank does in one round of ``rows`` or local_batch_size, in order, without communication."""
     keys = config.parallelism
-    name, ranks, micros = schedule.schedule_name(keys), keys.pipeline_parallel_degree, schedule.micro_batches(config)
+    name, ranks = schedule.schedule_name(keys), keys.pipeline_parallel_degree
+    micros = schedule.micro_batches(config, rows)
     if name == "csv":
         return schedule.read_csv(keys.pipeline_parallel_schedule_csv)
     if name in schedule.ONE_STAGE:
@@ -79,16 +80,16 @@ def order(config: Config) -> dict[int, list[Action]]:
     return {rank: list(private.compute_actions(actions)) for rank, actions in made.pipeline_order.items()}
 
 
-def bubble_fraction(config: Config) -> float:
+def bubble_fraction(config: Config, rows: int = 0) -> float:
     """The share of a step that the pipeline ranks wait, estimated with equal stages and free communication."""
-    return schedule.bubble(order(config))
+    return schedule.bubble(order(config, rows))
 
 
-def describe(config: Config) -> str:
+def describe(config: Config, rows: int = 0) -> str:
     """One line for the start of a run: schedule, stages, micro-batches, and the estimated bubble."""
     count = len(schedule.stage_modules(config, sizes_of(config.model).n_layers))
-    name, micros = schedule.schedule_name(config.parallelism), schedule.micro_batches(config)
-    waiting = f"ranks wait about {bubble_fraction(config):.0%} of a step"
+    name, micros = schedule.schedule_name(config.parallelism), schedule.micro_batches(config, rows)
+    waiting = f"ranks wait about {bubble_fraction(config, rows):.0%} of a step"
     return f"{name}, {count} stages, {micros} micro-batches a round, {waiting}"
 
 
@@ -144,16 +145,11 @@ class Pipelined:
             finish,
         )
         self.name = schedule.schedule_name(config.parallelism)
-        size = config.parallelism.pipeline_parallel_microbatch_size
-        if rows % size:
-            raise UserError(
-                f"a round of {rows} rows is not a multiple of parallelism.pipeline_parallel_microbatch_size = {size}"
-            )
-        self.micros = rows // size
+        self.micros = schedule.micro_batches(config, rows)
         self.count = len(schedule.stage_modules(config, sizes_of(config.model).n_layers))
         self.numbers = schedule.stages_of(mesh.rank_in("pp"), self.count, config.parallelism)
         self.has_first, self.has_last = 0 in self.numbers, self.count - 1 in self.numbers
-        if config.compile.enable and self.name in schedule.SPLIT:
+        if config.compile.enable and schedule.splits_backward(config.parallelism):
             private.keep_buffers_between_halves_of_backward()
         self.losses: list[Tensor] = []
         self.scale = 1.0

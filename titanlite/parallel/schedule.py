@@ -26,8 +26,8 @@ LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 """Schedules where rank r runs the two stages r and 2p - 1 - r, so that the loss is on the first rank."""
 
-SPLIT = ("InterleavedZeroBubble", *V_SHAPED, "csv")
-"""Schedules that may run the two halves of a backward pass apart."""
+SPLIT = ("InterleavedZeroBubble", *V_SHAPED)
+"""Schedules that run the two halves of a backward pass apart: gradients of the inputs now, of the weights later."""
 
 SCHEDULES = ONE_STAGE + LOOPED + V_SHAPED
 
@@ -60,13 +60,23 @@ def schedule_name(parallelism: Parallelism) -> str:
     return names[asked.lower()]
 
 
-def micro_batches(config: Config) -> int:
-    """How many micro-batches one round of the pipeline carries: local_batch_size over the micro-batch size.
+def splits_backward(parallelism: Parallelism) -> bool:
+    """Whether the configured schedule runs the two halves of a backward pass apart."""
+    name = schedule_name(parallelism)
+    if name != "csv":
+        return name in SPLIT
+    order = read_csv(parallelism.pipeline_parallel_schedule_csv)
+    return any(action.kind == "I" for actions in order.values() for action in actions)
+
+
+def micro_batches(config: Config, rows: int = 0) -> int:
+    """How many micro-batches one round of the pipeline carries: its rows, local_batch_size or fewer, over their size.
 
     Raises:
         UserError: it is not a whole number.
     """
-    rows, size = config.training.local_batch_size, config.parallelism.pipeline_parallel_microbatch_size
+    size = config.parallelism.pipeline_parallel_microbatch_size
+    rows = rows or config.training.local_batch_size
     if rows % size:
         raise UserError(
             f"training.local_batch_size = {rows} is not a multiple of parallelism.pipeline_parallel_microbatch_size"
