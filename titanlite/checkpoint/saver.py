@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from titanlite.checkpoint import store
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from titanlite.checkpoint.manager import CheckpointManager
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+FULL = 2**20
+"""Bytes below which a disk counts as full."""
 
 
 class SaveFailed(Exception):
@@ -56,8 +61,8 @@ class Save:
             told = "", act(argument)
         except LeaseLost as error:
             told = "lease", str(error)
-        except Exception as error:
-            told = "error", _words(error)
+        except (Exception, CheckpointException) as error:
+            told = "error", _words(error, self.folder)
         answers = self.manager.gather(told)
         for rank, (kind, value) in enumerate(answers):
             if kind == "lease":
@@ -109,10 +114,10 @@ def exported(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
     return {name: cast(tensor) if isinstance(tensor, DTensor | Tensor) else tensor for name, tensor in tensors.items()}
 
 
-def _words(error: BaseException) -> str:
-    """The innermost reason; DCP wraps it in a message of several lines."""
-    found: list[str] = []
-    for inner in getattr(error, "failures", {}).values():
-        found.append(str(inner[0] if isinstance(inner, tuple) else inner))
-    text = "; ".join(dict.fromkeys(found)) or str(error) or type(error).__name__
-    return text
+def _words(error: BaseException, folder: Path) -> str:
+    """The reason on one line; DCP wraps it in a report of several, and torch's writer hides that the disk is full."""
+    reasons = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
+    text = "; ".join(dict.fromkeys(" ".join(str(reason).split()) or type(reason).__name__ for reason in reasons))
+    exists = next(place for place in (folder, *folder.parents) if place.exists())
+    full = "No space left" not in text and shutil.disk_usage(exists).free < FULL
+    return f"No space left on device for {folder} ({text})" if full else text
