@@ -1,5 +1,7 @@
 """Activation checkpointing, chunked loss, compile and precision against the plain model, in one process."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from titanlite.distributed.mesh import Mesh
 from titanlite.distributed.world import World
 from titanlite.errors import UserError
 from titanlite.models import loss
+from titanlite.parallel import activation_checkpoint
 from titanlite.parallel.apply import parallelize
 
 MODEL = {"dim": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "init_std": 0.15}
@@ -49,6 +52,7 @@ def plain(world):
 AC = [
     {"mode": "full"},
     {"mode": "full", "early_stop": True},
+    {"mode": "full", "debug": True},
     {"mode": "full", "preserve_rng_state": False, "determinism_check": "none"},
     {"mode": "selective", "selective_ac_option": "2"},
     {"mode": "selective", "selective_ac_option": "op"},
@@ -88,8 +92,33 @@ def test_what_is_recomputed_is_what_the_policy_says(world):
     # early_stop off: a block's 7 matmuls and its attention run again.
     assert _matmuls(world, {"mode": "full"}) == (kept + 4 * 7, 2 * attention)
     assert _matmuls(world, {"mode": "selective", "selective_ac_option": "2"}) == (kept + 2 * 7, attention + 2)
-    # Every other of 7 matmuls is kept: 3 run again; attention never does.
-    assert _matmuls(world, {"mode": "selective", "selective_ac_option": "op"}) == (kept + 4 * 3, attention)
+    # Every other of 7 matmuls, but none of the feed-forward's: wk and wo run again; attention never does.
+    operations = {"mode": "selective", "selective_ac_option": "op"}
+    assert _matmuls(world, operations) == (kept + 4 * 2, attention)
+    # w2, told to be recomputed, takes its turn from nobody.
+    forced = {"per_op_sac_force_recompute_mm_shapes_by_fqns": ["w2"]}
+    assert _matmuls(world, operations | forced) == (kept + 4 * 3, attention)
+
+
+@pytest.mark.parametrize("flavor", ["debugmodel", "1B", "8B", "70B"])
+def test_the_policy_by_operation_recomputes_under_a_fifth_of_the_forward_flops(flavor):
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    from titanlite.models.block import Block
+    from titanlite.models.sizes import sizes_of
+
+    with torch.device("meta"):
+        block = Block(sizes_of(from_dict({"model": {"flavor": flavor}}).model))
+    shares = dict(activation_checkpoint.matmul_shares(block, []))
+    context = SimpleNamespace(is_recompute=False)
+    policy = activation_checkpoint._policy(shares)
+    again = total = 0
+    for module in (m for m in block.modules() if isinstance(m, torch.nn.Linear)):
+        weight = module.weight.t()
+        verdict = policy(context, torch.ops.aten.mm.default, None, weight)
+        total += weight.numel()
+        again += weight.numel() * (verdict == CheckpointPolicy.PREFER_RECOMPUTE)
+    assert 0.05 < again / total < 0.2
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 64])
@@ -154,6 +183,28 @@ def test_compiled_blocks_equal_eager_ones_and_compile_once(world, plain, ac):
     assert total == pytest.approx(plain[0], rel=1e-6)
     for name, grad in grads.items():
         torch.testing.assert_close(grad, plain[1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.5])
+def test_a_memory_budget_keeps_less_and_changes_no_number(world, plain, budget):
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    # min-cut partitioning without code generation
+    compiled = {"enable": True, "components": ["model"], "backend": "aot_eager_decomp_partition"}
+    kept = {}
+    for share in (1.0, budget):
+        ac = {"mode": "memory_budget", "memory_budget": share}
+        built = _build(world, compile=compiled, activation_checkpoint=ac)
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.numel()) or t, lambda t: t):
+            total, grads = _run(built)
+        kept[share] = sum(saved)
+        assert total == pytest.approx(plain[0], rel=1e-6)
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, plain[1][name], rtol=1e-4, atol=1e-6)
+        torch._dynamo.reset()
+    assert kept[budget] < 0.8 * kept[1.0]
 
 
 def test_no_compiler_is_told_and_stays_eager(world, plain, monkeypatch, capsys):

@@ -81,9 +81,14 @@ def _memory(c: Checker) -> None:
         f"{option!r} is not allowed; it must be 'op' or a whole number from 1 on, in quotes",
     )
     c.require(
-        ac.mode != "memory_budget" or c.config.compile.enable,
+        ac.mode != "memory_budget" or (c.config.compile.enable and "model" in c.config.compile.components),
         "activation_checkpoint.mode",
-        "memory_budget is the compiler's: set compile.enable",
+        "memory_budget is the compiler's: set compile.enable, with model in compile.components",
+    )
+    c.require(
+        not ac.debug or ac.mode != "selective" or option != "op",
+        "activation_checkpoint.debug",
+        "does not go with selective_ac_option 'op', whose own bookkeeping takes its place",
     )
     float8 = c.config.quantize.linear.float8
     gathers = float8.enable_fsdp_float8_all_gather or float8.precompute_float8_dynamic_scale_for_fsdp

@@ -16,12 +16,16 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from titanlite.models.decoder import Decoder
+from titanlite.optim.gradients import local
 
 if TYPE_CHECKING:
     from titanlite.config import Config
     from titanlite.config.schema import ActivationCheckpoint
 
-MATMULS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default})
+MATMULS = frozenset({torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default})
+
+RECOMPUTED = 0.2
+"""Largest share of a block's matmul FLOPs that the policy by operation does again in the backward pass."""
 
 EXPENSIVE = MATMULS | {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -42,13 +46,8 @@ def is_per_operation(settings: ActivationCheckpoint) -> bool:
 def apply(part: Decoder, config: Config) -> None:
     """Checkpoint the blocks of ``part`` as ``[activation_checkpoint]`` asks; numerics equal those without."""
     settings = config.activation_checkpoint
-    if settings.mode == "none":
-        return
-    if settings.mode == "memory_budget":
-        # The compiler's partitioner chooses what to keep within the budget.
-        torch._functorch.config.activation_memory_budget = settings.memory_budget  # type: ignore[attr-defined]
-        torch._functorch.config.visualize_memory_budget_pareto = settings.visualize_memory_budget_pareto  # type: ignore[attr-defined]
-        return
+    if settings.mode in ("none", "memory_budget"):
+        return  # A budget is the compiler's to keep: ``compile.apply`` tells it.
     per_operation = is_per_operation(settings)
     every = 1 if settings.mode == "full" or per_operation else int(settings.selective_ac_option)
     options: dict[str, Any] = {
@@ -56,26 +55,38 @@ def apply(part: Decoder, config: Config) -> None:
         "preserve_rng_state": settings.preserve_rng_state,
         "determinism_check": settings.determinism_check,
         "early_stop": settings.early_stop,
-        "debug": settings.debug,
     }
-    if per_operation:
-        shapes = forced_shapes(part, settings.per_op_sac_force_recompute_mm_shapes_by_fqns)
-        options["context_fn"] = partial(_contexts, shapes)
-        if not settings.debug:
-            del options["debug"]
+    if settings.debug:
+        options["debug"] = True
     for number, block in part.layers.items():
         # By its number in the whole model, so that pipeline stages do not change which blocks are chosen.
         if int(number) % every == 0:
-            block.forward = _checkpointed(block.forward, options)  # type: ignore[method-assign]
+            own = options
+            if per_operation:
+                found = matmul_shares(block, settings.per_op_sac_force_recompute_mm_shapes_by_fqns)
+                own = options | {"context_fn": partial(_contexts, found)}
+            block.forward = _checkpointed(block.forward, own)  # type: ignore[method-assign]
 
 
-def forced_shapes(part: Decoder, fqns: list[str]) -> frozenset[tuple[int, int]]:
-    """Weight shapes, as a matmul sees them, of the linear layers that are always recomputed."""
-    return frozenset(
-        (module.in_features, module.out_features)
-        for name, module in part.named_modules()
-        if isinstance(module, torch.nn.Linear) and any(fqn in name for fqn in fqns)
-    )
+Shares = frozenset[tuple[tuple[int, ...], float]]
+"""(weight's shape as a matmul sees it, its share of the block's matmul FLOPs; 0 for one that is always recomputed)."""
+
+
+def matmul_shares(block: torch.nn.Module, always: list[str]) -> Shares:
+    """How the FLOPs of a block's linear layers are spread; ``always`` are parts of names that are always recomputed.
+
+    A layer cut by tensor parallelism is found by its whole shape and by its piece's: which of them the policy sees
+    depends on whether the block is compiled.
+    """
+    linears = [(name, m.weight) for name, m in block.named_modules() if isinstance(m, torch.nn.Linear)]
+    total = sum(weight.numel() for _, weight in linears)
+    found: dict[tuple[int, ...], float] = {}
+    for name, weight in linears:
+        share = 0.0 if any(fqn in name for fqn in always) else weight.numel() / total
+        for tensor in (weight, local(weight)):
+            shape = tuple(tensor.shape[::-1])
+            found[shape] = min(share, found.get(shape, share))
+    return frozenset(found.items())
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -85,25 +96,27 @@ def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Calla
     return run
 
 
-def _contexts(shapes: frozenset[tuple[int, int]]) -> Any:
-    return create_selective_checkpoint_contexts(_policy(shapes))
+def _contexts(shares: Shares) -> Any:
+    return create_selective_checkpoint_contexts(_policy(dict(shares)))
 
 
-def _policy(shapes: frozenset[tuple[int, int]]) -> Callable[..., CheckpointPolicy]:
-    """Keep what is expensive, but of the matmuls every other one.
+def _policy(shares: dict[tuple[int, ...], float]) -> Callable[..., CheckpointPolicy]:
+    """Keep what is expensive, but of the matmuls every other one, as long as those stay within ``RECOMPUTED``.
 
-    Forward and recomputation count apart: one shared count would alternate between the two where a block has an odd
-    number of matmuls, and then recompute what was kept.
+    Alternation alone would recompute one of the feed-forward's three matmuls: with Llama's shapes a third of a block's
+    FLOPs. Forward and recomputation count apart: one shared count would alternate between the two where a block has an
+    odd number of matmuls, and then recompute what was kept.
     """
     counts: dict[str, int] = defaultdict(int)
+    spent: dict[str, float] = defaultdict(float)
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         if op in MATMULS:
-            if len(args) > 1 and tuple(args[1].shape) in shapes:
-                return CheckpointPolicy.PREFER_RECOMPUTE
+            share = shares.get(tuple(args[1].shape), 1.0)
             phase = "recompute" if context.is_recompute else "forward"
-            counts[phase] += 1
-            if counts[phase] % 2 == 0:
+            counts[phase] += share > 0
+            if share == 0 or (counts[phase] % 2 == 0 and spent[phase] + share <= RECOMPUTED):
+                spent[phase] += share
                 return CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from titanlite.distributed import private_compile
 from titanlite.models import loss
 from titanlite.models.decoder import Decoder
 
@@ -24,6 +25,11 @@ def apply(part: Decoder, config: Config, mesh: Mesh) -> None:
     if missing:
         print(f"compile: {missing}; the model stays eager", file=sys.stderr)
         return
+    ac = config.activation_checkpoint
+    budgeted = ac.mode == "memory_budget"
+    private_compile.set_activation_budget(
+        ac.memory_budget if budgeted else 1.0, budgeted and ac.visualize_memory_budget_pareto
+    )
     if "model" in settings.components:
         for block in part.layers.values():
             block.forward = torch.compile(block.forward, backend=settings.backend, fullgraph=True)  # type: ignore[method-assign]
@@ -36,9 +42,7 @@ def missing_compiler(backend: str, device_type: str) -> str:
     if backend != "inductor":
         return ""
     if device_type == "cuda":
-        from torch.utils._triton import has_triton
-
-        return "" if has_triton() else "triton is not installed"
+        return "" if private_compile.has_triton() else "triton is not installed"
     compilers = (os.environ.get("CXX"), "g++", "clang++")
     found = any(name and shutil.which(name) for name in compilers)
     return "" if found else "there is no C++ compiler (g++ or clang++)"
