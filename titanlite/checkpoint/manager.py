@@ -96,6 +96,8 @@ class CheckpointManager:
         error, self.error = self.error, None
         if error is None:
             return
+        # Not saved after all: the last save of the run tries again.
+        self.saved = None
         if not isinstance(error, saver.SaveFailed | LeaseLost):
             raise error
         policy = self.settings.on_save_error
