@@ -35,6 +35,9 @@ class Layout(NamedTuple):
             size *= int(word[-1])
         return size
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def name(self) -> str:
         """Readable and unique, for pytest."""

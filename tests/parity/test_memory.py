@@ -101,7 +101,6 @@ def test_parameters_and_optimizer_state_are_cut_by_every_degree(text, tmp_path):
     norms, end = (2 * LAYERS + 1) * DIM, TABLE + DIM
     half = LAYERS // 2 * BLOCK
     cut = {
-        "dp2": [MODEL / 2] * 2,
         "cp2": [MODEL / 2] * 2,
         "tp2": [(MODEL - norms) / 2 + norms] * 2,
         "pp2": [half + TABLE, half + end],

@@ -87,6 +87,12 @@ CASES = {
         {},
         "fsdp_reshard_after_forward.*ZBVZeroBubble.*default",
     ),
+    "operations kept for one backward pass of two": (
+        2,
+        {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble"},
+        {"activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"}},
+        "selective_ac_option.*ZBVZeroBubble",
+    ),
     "asynchronous tensor parallelism without compile": (
         2,
         {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True},

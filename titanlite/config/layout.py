@@ -148,6 +148,13 @@ def pipeline(c: Checker) -> None:
         f"{p.fsdp_reshard_after_forward!r} gives weights away that schedule {name} still takes gradients of, which "
         'would be lost; take "default", or another schedule',
     )
+    ac = c.config.activation_checkpoint
+    c.require(
+        ac.mode != "selective" or ac.selective_ac_option != "op" or not schedule.splits_backward(p),
+        "activation_checkpoint.selective_ac_option",
+        f'"op" hands out what it kept once, and schedule {name} goes backward twice; take "1" for whole blocks, '
+        "or another schedule",
+    )
     size = p.pipeline_parallel_microbatch_size
     c.require(
         c.micro_batch % size == 0,

@@ -63,7 +63,8 @@ class _RingAttention(torch.autograd.Function):
         """Merge the attention over every rank's piece."""
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         out, lse, rest = flash_forward(q, k, v, True)
-        out, lse = out.float(), lse.clone()
+        # Copies: selective checkpointing may keep the kernel's own.
+        out, lse = out.to(torch.float32, copy=True), lse.clone()
         for origin, (keys, values) in _pieces((k, v), ring):
             part = _visible(ring, origin, q.shape[SEQUENCE])
             if part is None:
