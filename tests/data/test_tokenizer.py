@@ -64,9 +64,9 @@ def test_special_tokens_in_text_are_text(trained):
 def test_ranks_with_llama_3_specials(trained, tmp_path):
     folder, reference = trained
     values = json.loads((folder / "tokenizer.json").read_text())
-    from titanlite.data.tokenizer import _bytes_of_characters
+    from titanlite.data.tokenizer import bytes_of_characters
 
-    byte = _bytes_of_characters()
+    byte = bytes_of_characters()
     vocabulary = {t: r for t, r in values["model"]["vocab"].items() if not t.startswith("<|")}
     lines = [f"{base64.b64encode(bytes(byte[c] for c in t)).decode()} {r}" for t, r in vocabulary.items()]
     (tmp_path / "tokenizer.model").write_text("\n".join(lines))

@@ -166,7 +166,7 @@ def _from_json(file: Path) -> BPETokenizer:
         raise UserError(f"{file} is not a tokenizer: {error!r}") from None
     if model.get("type", "BPE") != "BPE" or pattern is None or values.get("normalizer"):
         raise UserError(f"{file}: only byte-level BPE without a normalizer can be read")
-    byte = _bytes_of_characters()
+    byte = bytes_of_characters()
     added = {entry["content"]: entry["id"] for entry in values.get("added_tokens", [])}
     ranks = {bytes(byte[c] for c in token): rank for token, rank in vocabulary.items() if token not in added}
     bos, eos = _ends(file.parent, added)
@@ -200,7 +200,7 @@ def _pattern(pre: dict[str, Any]) -> str | None:
     return None
 
 
-def _bytes_of_characters() -> dict[str, int]:
+def bytes_of_characters() -> dict[str, int]:
     """GPT-2's printable character for each byte, backwards."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
