@@ -6,7 +6,7 @@ https://arxiv.org/abs/2205.05198, section 4, for grouped-query attention, SwiGLU
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from titanlite.plan.hardware import Device
 from titanlite.plan.workload import Stage, Workload
@@ -139,9 +139,10 @@ def block_activations(w: Workload) -> float:
     inner = s.ffn_dim / w.tp
     lse = 4 * s.n_heads / w.tp
     if w.recompute == "op":
-        # Every other matmul (wq, wv, w1, w2), attention, and with tensor parallelism the two scatters.
+        # The matmuls but wk and wo (alternating: wq, wv, w1, w2), attention, and with tensor parallelism the scatters.
         scattered = 2 * s.dim * local if w.tp > 1 else 0.0
-        elements = s.dim * local + 2 * queries + keys + inner + (0 if w.compiled else s.dim) + scattered
+        wide = inner if w.alternate or not w.gated else 2 * inner
+        elements = s.dim * local + 2 * queries + keys + wide + (0 if w.compiled else s.dim) + scattered
         return t * (elements * c + lse)
     wide = 2 * s.dim if w.tp > 1 or not w.compiled or not w.gated else 0.0
     attention = 2 * s.dim * local + 2 * queries + 2 * keys
@@ -157,11 +158,9 @@ def block_working(w: Workload) -> float:
     """The backward pass of one block: what it recomputes, and gradients of the widest tensors."""
     s, c, t = w.sizes, w.compute_bytes, w.tokens
     inner = s.ffn_dim / w.tp
-    gradients = t * c * ((2 if w.compiled else 3) * inner + 2 * s.dim)
     if w.recompute == "none":
-        return gradients
-    from dataclasses import replace
-
+        return t * c * (2 * inner + s.dim)
+    gradients = t * c * ((2 if w.compiled else 3) * inner + 2 * s.dim)
     whole = block_activations(replace(w, recompute="none"))
     return gradients + whole - (block_activations(w) if w.recompute == "op" else block_input(w))
 

@@ -90,8 +90,8 @@ def _stage_compute(w: Workload, device: Device, stage: Stage) -> tuple[float, fl
     again = w.recomputed_blocks(stage)
     s, t = w.sizes, w.tokens
     matmul = _block_matmuls(w, device)
-    half = 0.5 if w.recompute == "op" else 0.0
-    matmuls = matmul * (stage.blocks * (3 + half) + again)
+    partly = (0.5 if w.alternate else 0.12) if w.recompute == "op" else 0.0
+    matmuls = matmul * (stage.blocks * (3 + partly) + again)
     if stage.output:
         head = _matmul(device, t, s.dim, s.vocab_size / (w.tp if w.vocabulary_parallel else 1), w.compute_bytes, False)
         matmuls += 3 * head

@@ -45,6 +45,7 @@ class Workload:
         overlap_tp: share of the tensor-parallel communication that the stack hides.
         attention_speed: of the attention kernel, relative to flash attention 2.
         recompute: "none", "full", "op", or "k" for every ``recompute_every``-th block.
+        alternate: "op" recomputes every other matmul, as torchtitan's does, and not only those within a fifth of the FLOPs.
     """
 
     sizes: DecoderSizes
@@ -76,6 +77,7 @@ class Workload:
     learned_positions: int = 0
     recompute: str = "none"
     recompute_every: int = 1
+    alternate: bool = False
     compiled: bool = False
     compiled_loss: bool = False
     sequence_parallel: bool = True

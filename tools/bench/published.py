@@ -200,6 +200,7 @@ def _torchtitan(row: dict[str, str]) -> tuple[Workload, Device]:
         **_layout(row, sizes, 1),
         micro_rows=_number(row, "local_batch"),
         recompute={"selective": "op", "full": "full"}.get(row["ac"], "none"),
+        alternate=True,
         compiled="compile" in row["notes"] or row["precision"] == "float8",
         float8=row["precision"] == "float8",
         float8_gather=row["precision"] == "float8",
