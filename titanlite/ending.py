@@ -92,6 +92,8 @@ def _quieten() -> int | None:
     sys.stdout.flush(), sys.stderr.flush()
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    # The watchdog speaks for a rank that hangs, even a quiet one.
+    sys.__stderr__ = os.fdopen(os.dup(spoken), "w")  # type: ignore[misc]
     os.close(nowhere)
     return spoken
 

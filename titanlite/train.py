@@ -48,6 +48,7 @@ class TrainState:
     schedule_length: int = 0
     loss_scale: float = 1.0
     good_steps: int = 0
+    loss_mean: float = 0.0
 
 
 class Trainer:
@@ -162,7 +163,6 @@ class Trainer:
 
     def skip(self) -> None:
         """Leave the weights as they are and go on with the next rows."""
-        self.state.skips += 1
         self.advance(0)
 
     def advance(self, tokens: int) -> None:
@@ -173,7 +173,8 @@ class Trainer:
 
     def roll_back(self) -> None:
         """Return to the newest good checkpoint, and go on with the rows after those that went wrong."""
-        past, skips = self.loader.data_step, self.state.skips + 1
+        self.watchdog.pause()
+        past, skips = self.loader.data_step, self.state.skips
         self.checkpoints.wait()
         restored = self.checkpoints.restore(self.snapshot())
         if restored is None:
@@ -186,19 +187,22 @@ class Trainer:
         """Measure the step, and log it where it is due."""
         self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
-        if self.monitor.due(self.state.step, last=not self.goes_on()):
+        rolled_back = self.state.step < self.running
+        if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on()):
             state, rate = self.state, self.config.optimizer.lr * self.lr_factor
             self.monitor.record(self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate))
 
     def validate(self) -> None:
         """Evaluate on the validation data where it is due."""
         if self.validation.due(self.state.step):
+            self.watchdog.pause()
             self.monitor.validation(self.state.step, self.validation.loss())
 
     def save(self, verdict: Verdict) -> None:
         """Publish a checkpoint where it is due, and hear how the one before ended."""
         self.checkpoints.poll()
-        if self.checkpoints.due(self.state.step) and verdict.finite:
+        if self.state.step == self.running and self.checkpoints.due(self.state.step) and verdict.finite:
+            self.watchdog.pause()
             self.meter.checkpoint_stalled(self.checkpoints.save(self.state.step, self.snapshot))
 
     def finish(self) -> None:

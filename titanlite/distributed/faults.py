@@ -15,7 +15,8 @@ from titanlite.distributed.world import World
 class Faults:
     """The faults that strike this rank, by step: nan, kill, hang, slow.
 
-    kill and hang strike the first attempt only, so that a restarted run gets past them.
+    Each strikes once: a step that is taken again after a rollback is spared. kill and hang strike the first attempt
+    only, so that a restarted run gets past them.
     """
 
     def __init__(self, specs: list[str], world: World):
@@ -29,7 +30,7 @@ class Faults:
 
     def before_step(self, step: int) -> None:
         """Strike at the beginning of ``step``."""
-        for kind, seconds in self.by_step.get(step, ()):
+        for kind, seconds in self._take(step, "kill", "hang", "slow"):
             if kind == "kill":
                 sys.stdout.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -40,5 +41,12 @@ class Faults:
 
     def corrupt(self, step: int, loss: Tensor) -> Tensor:
         """The loss of ``step``, or nan where that is this rank's fault."""
-        struck = any(kind == "nan" for kind, _ in self.by_step.get(step, ()))
-        return loss * float("nan") if struck else loss
+        return loss * float("nan") if self._take(step, "nan") else loss
+
+    def _take(self, step: int, *kinds: str) -> list[tuple[str, float]]:
+        """The faults of ``kinds`` that are due, which will not strike again."""
+        due = self.by_step.get(step, [])
+        taken = [fault for fault in due if fault[0] in kinds]
+        for fault in taken:
+            due.remove(fault)
+        return taken

@@ -22,6 +22,14 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
     distributed_c10d._set_pg_timeout(timeout, group)
 
 
+def flight_record() -> bytes:
+    """NCCL's flight recorder, pickled, as ``torch.distributed.flight_recorder`` reads it; there is no public dump."""
+    from torch._C import _distributed_c10d
+
+    dump = _distributed_c10d._dump_nccl_trace  # type: ignore[attr-defined]  # absent from builds without NCCL
+    return dump(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+
+
 def forget_groups() -> None:
     """Drop DTensor's sharding decisions: they name groups of a world that has ended, and would crash in the next."""
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache

@@ -52,6 +52,7 @@ class World:
         restart = _env("TORCHELASTIC_RESTART_COUNT", 0)
         device = _device(local_rank, local_size)
         backend = "gloo" if device.type == "cpu" else "nccl"
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(comm.trace_buf_size))
         dist.init_process_group(
             backend,
             store=_store(rank, size, restart, timedelta(seconds=comm.init_timeout_seconds)),
