@@ -155,9 +155,6 @@ def _dataset(c: Checker, name: str, dataset: str, path: str | None) -> None:
     if dataset == "embedded":
         c.require(path is None, name, "is not used by dataset 'embedded'; leave it out, or name the kind of the data")
         return
-    if path is None and dataset.startswith("c4"):
-        _needs(c, True, "datasets", "hf", name)
-        return
     c.require(path is not None, name, f"dataset {dataset!r} needs a path; dataset 'embedded' needs none")
     assert path is not None
     if dataset == "hf":

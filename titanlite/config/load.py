@@ -101,19 +101,26 @@ def _read(path: Path, origins: Origins, seen: tuple[Path, ...]) -> dict[str, Any
         raise UserError(f"config file {path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"config file {path} is not TOML: {error}") from None
+    lines = _lines(text)
     base = values.pop("extends", None)
     result: dict[str, Any] = {}
     if base is not None:
+        where = f"{path}:{lines.get(('extends',), 1)}"
         if not isinstance(base, str):
-            raise UserError(f"{path}: extends must be the name of one file, not {base!r}")
+            raise UserError(f"{where}: extends must be the name of one file, not {base!r}")
         parent = path.parent / base
         if path.resolve() in seen or parent.resolve() == path.resolve():
-            raise UserError(f"{path}: extends goes round in a circle through {base}")
+            raise UserError(f"{where}: extends goes round in a circle through {base}")
+        if not parent.exists():
+            raise UserError(f"{where}: extends {base}, but {parent} does not exist")
         result = _read(parent, origins, (*seen, path.resolve()))
-    for keys, line in _lines(text).items():
+    for keys, line in lines.items():
         origins[keys] = f"{path}:{line}"
     for keys, value in _leaves(values):
-        _set(result, keys, value, origins, origins.get(keys, str(path)))
+        inside = next((lines[keys[:n]] for n in range(len(keys), 1, -1) if keys[:n] in lines), None)
+        _set(
+            result, keys, value, origins, f"{path}:{lines.get(keys, inside)}" if inside or keys in lines else str(path)
+        )
     return result
 
 

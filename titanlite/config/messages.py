@@ -40,8 +40,7 @@ def unknown(path: tuple[str, ...], where: str) -> str:
     inside = list(found[0].model_fields)
     near = difflib.get_close_matches(key, inside, 1)
     homes = [name for name in every if name.endswith(f".{key}")]
-    far = difflib.get_close_matches(".".join(path), every, 1, 0.7)
-    meant = f"{table}.{near[0]}" if near and not homes else next(iter(homes or far), None)
+    meant = f"{table}.{near[0]}" if near and not homes else next(iter(homes), None)
     hint = f"did you mean {meant}?" if meant else f"its keys are {', '.join(inside)}"
     return f"{where}: table [{table}] has no key {key!r}; {hint}"
 
@@ -90,8 +89,9 @@ def _shown(value: Any) -> str:
 
 def _meant(value: Any, kind: Any) -> str:
     choices = [c for one in flags.alternatives(kind) if typing.get_origin(one) is Literal for c in typing.get_args(one)]
-    near = difflib.get_close_matches(str(value), choices, 1) if isinstance(value, str) else []
-    return f"; did you mean {near[0]!r}?" if near else ""
+    folded = {str(choice).lower(): choice for choice in choices}
+    near = difflib.get_close_matches(value.lower(), folded, 1) if isinstance(value, str) else []
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 def describe(kind: Any) -> str:

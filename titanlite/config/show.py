@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from titanlite.config import flags, messages
-from titanlite.config.schema import Config
+from titanlite.config import dialect, flags, messages
+from titanlite.config.schema import Config, RopeScaling, Source
 
 USAGE = """usage: ./run_train.sh [--table.key=value ...]
 
@@ -19,6 +19,30 @@ NODE_RANK, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS as for torchrun, COMM_MODE=fak
 Overrides: --table.key=value or --table.key value; --table.flag and --table.no-flag; lists separated by commas.
 --print-config prints the resolved config with where each value came from. A file inherits by extends = "base.toml".
 """
+
+REFERENCE = """# Configuration
+
+A run is described by one TOML file and flags over it: flags win over the file, the file over what it extends, that over
+the defaults. `./run_train.sh --print-config` prints every value with the file and line, or the flag, that it came from;
+`./run_train.sh --help` prints this page for a terminal. Table and key names are those of torchtitan's TOML files.
+
+```toml
+extends = "llama3_8b.toml"        # relative to this file
+
+[training]
+steps = 2000
+```
+
+```bash
+CONFIG_FILE=my.toml NGPU=8 ./run_train.sh --training.steps=20 --checkpoint.no-enable --compile.components=model,loss
+```
+
+A flag is `--table.key=value` or `--table.key value`; true and false also as `--table.flag` and `--table.no-flag`; lists
+separated by commas; lists of tables as TOML or JSON. `none` is a value of the keys that allow it: a flag can say so, in
+a file the key is left out. Types are strict: `"4"` is no number. A wrong key, type, value, path or combination ends
+with one message and exit code 2, before torch is imported and before anything is created.
+
+This page is written by `python tools/config_reference.py` from `titanlite/config/schema.py`."""
 
 
 def tables(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -50,6 +74,28 @@ def help_text() -> str:
         for key, words, default, doc in keys:
             lines.append(f"  --{name}.{key} (default {default})\n      {doc}\n      {words}")
     return "\n".join(lines)
+
+
+def reference() -> str:
+    """The page docs/config.md: every table, key, type, default and meaning."""
+    lines = [REFERENCE]
+    for name, table in tables():
+        keys = list(fields(table))
+        if keys:
+            lines += [f"\n## `[{name}]`\n", f"{(table.__doc__ or '').splitlines()[0]}\n"]
+            lines += ["| key | allowed | default | meaning |", "| --- | --- | --- | --- |"]
+        for row in keys:
+            key, words, default, doc = (cell.replace("|", "\\|") for cell in row)
+            lines.append(f"| `{key}` | {words} | `{default}` | {doc} |")
+    for title, table in (("`[[data.sources]]`", Source), ("`model.rope_scaling`", RopeScaling)):
+        lines += [f"\n## {title}\n", f"{(table.__doc__ or '').splitlines()[0]}\n"]
+        lines += ["| key | allowed | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [f"| `{key}` | {words} | `{default}` | {doc} |" for key, words, default, doc in fields(table)]
+    off = "\n".join(f"- `{name}`: {what}" for name, (what, _) in dialect.UNSUPPORTED.items())
+    old = "\n".join(f"| `{before}` | `{today}` |" for before, today in dialect.RENAMED.items())
+    lines.append(f"\n## Keys that are refused unless they are off\n\n{off}")
+    lines.append(f"\n## Keys of older files\n\n| then | today |\n| --- | --- |\n{old}")
+    return "\n".join(lines) + "\n"
 
 
 def toml_text(config: Config, origins: dict[tuple[str, ...], str] | None = None) -> str:
