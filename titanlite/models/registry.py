@@ -31,4 +31,8 @@ def family(name: str) -> Family:
         from titanlite.models import llama3
 
         return llama3.FAMILY
+    if name == "qwen3":
+        from titanlite.models import qwen3
+
+        return qwen3.FAMILY
     raise KeyError(name)

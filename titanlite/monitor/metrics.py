@@ -36,7 +36,7 @@ class Meter:
         self.line_began = self.step_began = time.perf_counter()
         self.data = self.stall = 0.0
         self.counted = self.tokens = 0
-        self.waited = 0.0
+        self.waited = self.own = 0.0
         self.mean_step: float | None = None
 
     def step_begins(self) -> None:
@@ -51,10 +51,14 @@ class Meter:
         yield
         self.waited = time.perf_counter() - began
         self.data += self.waited
+        self.own = time.perf_counter() - self.step_began
 
     def own_seconds(self) -> float:
-        """How long the step has taken this rank so far."""
-        return time.perf_counter() - self.step_began
+        """How long the step took this rank before it first waited for others: its data, its host, injected delays.
+
+        Later the ranks go in step through the collectives of the model, and a slow one cannot be told from outside.
+        """
+        return self.own
 
     def step_ends(self, verdict: Verdict) -> None:
         """A step has ended."""
@@ -93,6 +97,8 @@ class Meter:
             "eta_seconds": self.mean_step * max(self.steps - step, 0),
             "time": time.time(),
             "rank_seconds_spread": verdict.step_seconds_spread,
+            "slowest_rank": verdict.slowest_rank,
+            "slowest_rank_lag_seconds": verdict.slowest_seconds - verdict.step_seconds_mean,
         }
         if self.peak is not None:
             line["mfu"] = 100 * a_device * self.flops / self.peak

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from titanlite.config import Config
     from titanlite.distributed.world import World
 
+SLOW = 0.2
+"""Share of a step that a rank may lag behind the others before it is named."""
+
 
 class Monitor:
     """Console, metrics.jsonl and TensorBoard of a run.
@@ -54,6 +57,11 @@ class Monitor:
             self.journal.write(line)
         if self.console is not None:
             self.console.step(line)
+            lag = line.get("slowest_rank_lag_seconds", 0.0)
+            if lag > SLOW * line.get("step_seconds", 0.0):
+                self.console.say(
+                    f"step {line['step']}  rank {line['slowest_rank']} is slow: {lag:.2f} s behind the mean"
+                )
         if self.board is not None:
             self.board.write(line)
 
