@@ -5,7 +5,7 @@
 
 ``ours`` is a policy's mean loss over the last 20 steps, ``theirs`` float32's. The case ``another seed`` is float32 with
 other initial weights and another order of the text: a difference well below its is none that a run would notice. float8
-is emulated, and so runs anywhere.
+is emulated, and so runs anywhere; the case of the reduction runs in two processes, as one reduces nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ POLICIES: dict[str, Tables] = {
     "another seed": {"debug": {"seed": 1}},
     "bfloat16": {"training": {"mixed_precision_param": "bfloat16"}},
     "bfloat16, bfloat16 reduce": {
-        "training": {"mixed_precision_param": "bfloat16", "mixed_precision_reduce": "bfloat16"}
+        "training": {"mixed_precision_param": "bfloat16", "mixed_precision_reduce": "bfloat16"},
+        "parallelism": {"data_parallel_shard_degree": 2},
     },
     "bfloat16, bfloat16 moments": {
         "training": {"mixed_precision_param": "bfloat16"},
@@ -54,6 +55,11 @@ POLICIES: dict[str, Tables] = {
     "float8 rowwise": _float8("rowwise"),
     "float8 rowwise_with_gw_hp": _float8("rowwise_with_gw_hp"),
 }
+
+
+def processes(tables: Tables) -> int:
+    """How many processes a policy is tried in."""
+    return tables.get("parallelism", {}).get("data_parallel_shard_degree", 1)
 
 
 def trained(steps: int, tables: Tables) -> float:
@@ -74,22 +80,28 @@ def trained(steps: int, tables: Tables) -> float:
     settings: Tables = {
         "job": {"dump_folder": tempfile.mkdtemp()},
         "model": {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 192},
-        "training": {"seq_len": 64, "local_batch_size": 4, "steps": steps, "mixed_precision_param": "float32"},
+        "training": {
+            "seq_len": 64,
+            "local_batch_size": 4,
+            "global_batch_size": 4,
+            "steps": steps,
+            "mixed_precision_param": "float32",
+        },
         "optimizer": {"lr": 3e-3},
         "lr_scheduler": {"warmup_steps": 10},
         "activation_checkpoint": {"mode": "none"},
     }
     for name, values in tables.items():
         settings[name] = settings.get(name, {}) | values
-    config = from_dict(settings)
+    config = from_dict(settings, world_size=processes(tables))
     world = World.start(config.comm)
     try:
-        trainer = Quiet(config, world)
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer = Quiet(config, world)
+            try:
                 trainer.run()
-        finally:
-            trainer.close()
+            finally:
+                trainer.close()
     finally:
         world.close()
     return statistics.mean(losses[-LAST:])
@@ -98,14 +110,15 @@ def trained(steps: int, tables: Tables) -> float:
 def main() -> None:
     """Train under each policy and compare."""
     from _report import case, report
+    from step import in_processes
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--steps", type=int, default=200, help="steps of each run")
     parser.add_argument("--only", default="", help="only policies whose name has this in it, and float32")
     arguments = parser.parse_args()
-    losses = {
-        name: trained(arguments.steps, tables)
+    losses: dict[str, Any] = {
+        name: in_processes(processes(tables), (arguments.steps, tables), trained)
         for name, tables in POLICIES.items()
         if name == "float32" or arguments.only in name
     }
