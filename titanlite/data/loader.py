@@ -78,11 +78,10 @@ class Loader:
         """
         made = self._head or self._take()
         self._head = None
-        if made.error is not None:
-            raise made.error
         if made.batch is None:
+            # The thread has ended with it, so every further call is answered the same.
             self._head = made
-            raise DataEnded
+            raise made.error or DataEnded
         self._states = made.states
         self.data_step += 1
         return made.batch
@@ -116,6 +115,12 @@ class Loader:
     def skipped(self) -> int:
         """Records that could not be read and were passed over."""
         return sum(state["skipped"] for state in self._states.values())
+
+    def epoch(self) -> int:
+        """Epochs that the lane that is furthest has finished, in the batches taken so far."""
+        lengths = [len(part.source) for lane in self.lanes.values() for part in lane.documents.parts]
+        positions = [position for state in self._states.values() for position in state["positions"]]
+        return max(position // length for position, length in zip(positions, lengths, strict=True))
 
     def close(self) -> None:
         """End the thread."""
@@ -178,7 +183,7 @@ def build_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size
         source = build_source(training.dataset, training.dataset_path, tokenizer)
         parts = [Part(training.dataset, source, 1.0)]
     seed = config.debug.seed or 0
-    settings = Settings(seed, data.shuffle, data.on_end == "loop", data.on_bad_record)
+    settings = Settings(seed, data.shuffle, data.on_end == "loop", data.on_bad_record, data.shuffle_buffer)
     rows = size // data_size
     lanes = {
         lane: Lane(
@@ -195,7 +200,8 @@ def build_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size
         "seed": str(seed),
         "global_batch_size": str(size),
         "seq_len": str(training.seq_len),
-        "packing": f"{data.packing} pack={training.pack_documents} mask={training.document_mask} shuffle={data.shuffle}",
+        "packing": f"{data.packing} pack={training.pack_documents} mask={training.document_mask} shuffle={data.shuffle}"
+        f" buffer={data.shuffle_buffer}",
         **{f"source {part.name}": part.source.fingerprint for part in parts},
         **({f"weight {part.name}": repr(part.weight) for part in parts} if wanted else {}),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from titanlite.data.order import shuffled
+from titanlite.data.order import Order
 from titanlite.data.sources import BadRecord, Source
 from titanlite.data.tokenizer import Tokenizer
 from titanlite.errors import UserError
@@ -25,8 +25,13 @@ class Part:
     source: Source
     weight: float
 
+    @property
+    def sequential(self) -> bool:
+        """Whether the source is read fast only in its own order."""
+        return getattr(self.source, "sequential", False)
 
-@dataclass
+
+@dataclass(slots=True)
 class Document:
     """Tokens of one document, and where they came from: the ``position`` in the order of part number ``part``."""
 
@@ -50,13 +55,18 @@ class Documents:
         self.skipped = self.skipped_in_turn = 0
         whole = sum(part.weight for part in parts)
         self.weights = [part.weight / whole for part in parts]
+        self._orders = [
+            Order(len(p.source), settings.seed, settings.shuffle, settings.window if p.sequential else None, lanes)
+            for p in parts
+        ]
+        self._lengths = [len(part.source) for part in parts]
 
     def next(self) -> Document | None:
         """The next document; None where a part's last epoch is over and the data do not loop."""
         while True:
             part = self._furthest_behind()
             position = self.positions[part]
-            if not self.settings.loop and position >= len(self.parts[part].source):
+            if not self.settings.loop and position >= self._lengths[part]:
                 return None
             self.positions[part] += self.lanes
             try:
@@ -76,10 +86,7 @@ class Documents:
     def read(self, part: int, position: int) -> Document:
         """A document by its place, again and again the same."""
         source = self.parts[part].source
-        index = position % len(source)
-        if self.settings.shuffle:
-            index = shuffled(position, len(source), self.settings.seed)[1]
-        content = source.document(index)
+        content = source.document(self._orders[part].at(position))
         if isinstance(content, np.ndarray):
             return Document(part, position, content)
         text = self.tokenizer.encode(content)
@@ -90,10 +97,6 @@ class Documents:
         tokens[(bos is not None) : -1] = text
         tokens[-1] = self.tokenizer.eos_id
         return Document(part, position, tokens)
-
-    def epoch(self) -> int:
-        """How often the part that is furthest has begun its documents anew."""
-        return max(position // len(part.source) for position, part in zip(self.positions, self.parts, strict=True))
 
     def state(self) -> dict[str, Any]:
         """Where this lane stands, as JSON."""
@@ -112,9 +115,10 @@ class Documents:
 
 @dataclass(frozen=True)
 class Settings:
-    """What of ``[data]`` and ``[debug]`` decides a lane's documents."""
+    """What of ``[data]`` and ``[debug]`` decides a lane's documents; ``window`` is data.shuffle_buffer."""
 
     seed: int = 0
     shuffle: bool = True
     loop: bool = True
     on_bad_record: str = "stop"
+    window: int = 1000

@@ -18,8 +18,9 @@ import numpy as np
 from titanlite.data.batch import IGNORED
 from titanlite.data.mixture import Document, Documents
 
-Row = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Tokens, labels, positions within the document, document numbers within the row: int64 [seq_len] each."""
+Row = tuple[np.ndarray, ...]
+"""Tokens, labels and, with document_mask, positions within the document and document numbers within the row: int64
+[seq_len] each."""
 
 BEST_FIT_WINDOW = 16
 """Documents that best-fit packing chooses from."""
@@ -44,7 +45,8 @@ class Lane:
         if not self.pack:
             return self._padded_row()
         need = self.seq_len + 1
-        pieces: list[tuple[np.ndarray, int]] = []
+        tokens = np.empty(need, dtype=np.int64)
+        lengths: list[int] = []
         used = 0
         left: list[tuple[Document, int]] = []
         queue = self.open
@@ -55,14 +57,15 @@ class Lane:
                     self.open = left
                     return None
             document, offset = queue.pop(0)
-            piece = document.tokens[offset : offset + need - used]
-            pieces.append((piece, offset))
-            used += len(piece)
-            left.append((document, offset + len(piece)))
+            length = min(len(document.tokens) - offset, need - used)
+            tokens[used : used + length] = document.tokens[offset : offset + length]
+            lengths.append(length)
+            used += length
+            left.append((document, offset + length))
         # The last token is the first of the next row: its document stays open, or opens again, one token earlier.
         document, end = left[-1]
         self.open = [(document, end - 1), *queue]
-        return self._row(pieces)
+        return self._row(tokens, lengths)
 
     def state(self) -> dict[str, Any]:
         """Where the lane stands: open documents by place and offset, so that the size does not depend on them."""
@@ -106,15 +109,16 @@ class Lane:
         tokens = np.full(self.seq_len, document.tokens[-1], dtype=np.int64)
         labels = np.full(self.seq_len, IGNORED, dtype=np.int64)
         tokens[:used], labels[:used] = piece[:-1], piece[1:]
-        positions = np.arange(self.seq_len, dtype=np.int64) + offset * self.mask
-        return tokens, labels, positions - offset * self.mask, np.zeros(self.seq_len, dtype=np.int64)
+        if not self.mask:
+            return tokens, labels
+        return tokens, labels, np.arange(self.seq_len, dtype=np.int64), np.zeros(self.seq_len, dtype=np.int64)
 
-    def _row(self, pieces: list[tuple[np.ndarray, int]]) -> Row:
-        tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int64, copy=False)
-        numbers = np.repeat(np.arange(len(pieces)), [len(piece) for piece, _ in pieces])
+    def _row(self, tokens: np.ndarray, lengths: list[int]) -> Row:
+        if not self.mask:
+            return tokens[:-1], tokens[1:]
+        numbers = np.repeat(np.arange(len(lengths)), lengths)
         # Positions count from the document's start within this row: a row is all that attention sees.
-        positions = np.concatenate([np.arange(len(piece)) for piece, _ in pieces])
+        positions = np.concatenate([np.arange(length) for length in lengths])
         labels = tokens[1:].copy()
-        if self.mask:
-            labels[numbers[1:] != numbers[:-1]] = IGNORED
+        labels[numbers[1:] != numbers[:-1]] = IGNORED
         return tokens[:-1], labels, positions[:-1], numbers[:-1]

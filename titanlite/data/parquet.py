@@ -14,6 +14,8 @@ from titanlite.errors import UserError
 class ParquetSource:
     """Rows of Parquet files; row groups that were read last are kept."""
 
+    sequential = True
+
     def __init__(self, path: str, text_key: str = "text"):
         try:
             import pyarrow.parquet as pq

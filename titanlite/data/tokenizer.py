@@ -88,8 +88,8 @@ class BPETokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Token numbers of ``text``, in time linear in its length."""
-        pieces = [np.asarray(self._encoding.encode_ordinary(piece), dtype=np.int64) for piece in bounded(text)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+        pieces = [np.array(self._encoding.encode_ordinary(piece), dtype=np.int64) for piece in bounded(text)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token numbers, specials by name."""
@@ -103,7 +103,7 @@ def bounded(text: str) -> list[str]:
         chunk = text[start : start + LONGEST]
         begin = run = 0
         white = chunk[:1].isspace()
-        if len(chunk) <= LONGEST_RUN:
+        if not _may_have_long_run(chunk):
             pieces.append(chunk)
             continue
         for i, character in enumerate(chunk):
@@ -116,6 +116,13 @@ def bounded(text: str) -> list[str]:
                 white, run = not white, 1
         pieces.append(chunk[begin:])
     return pieces
+
+
+def _may_have_long_run(text: str) -> bool:
+    """Whether a block of half the longest run is all of one kind: every run that is too long covers such a block."""
+    half = LONGEST_RUN // 2
+    blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
+    return any(block.isspace() or block.split(None, 1)[0] == block for block in blocks)
 
 
 def build_tokenizer(hf_assets_path: str) -> Tokenizer:
