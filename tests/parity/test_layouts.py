@@ -66,6 +66,10 @@ def test_tied_embeddings_stay_tied_when_cut(alone, text, tmp_path):
     held(Layout("dp2", 2), alone, text, tmp_path, model={"tie_embeddings": True})
 
 
+def test_norms_of_queries_and_keys_are_cut_by_heads(alone, text, tmp_path):
+    held(Layout("tp2"), alone, text, tmp_path, model={"name": "qwen3", "tie_embeddings": False})
+
+
 def with_evaluation(trainer):
     """Every second step evaluate five rows twice as long as the training's: the pipeline pads them to its rounds."""
     update = trainer.update
