@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -23,11 +24,13 @@ class Ending:
         world: set as soon as there is one, so that it is closed whatever happens.
         code: 0 done, 2 wrong input, 3 could not go on, 1 a fault of ours or a lost peer.
         message: what a code of 2 or 3 came with.
+        step: the step that was running, 0 before the first.
     """
 
     world: World | None = None
     code: int = 0
     message: str = ""
+    step: int = 0
 
 
 @contextlib.contextmanager
@@ -51,7 +54,7 @@ def ending() -> Iterator[Ending]:
         end.code = stop.code if isinstance(stop.code, int) else 1
     except BaseException as error:
         end.code = 1
-        _tell(error, spoken)
+        _tell(error, end.step, spoken)
     finally:
         _close(end)
         _hand_over(end)
@@ -98,7 +101,7 @@ def _quieten() -> int | None:
     return spoken
 
 
-def _tell(error: BaseException, spoken: int | None) -> None:
+def _tell(error: BaseException, step: int, spoken: int | None) -> None:
     """What happened in words, the error itself below."""
     try:
         from titanlite.monitor.explain import explain
@@ -106,6 +109,6 @@ def _tell(error: BaseException, spoken: int | None) -> None:
         words = explain(error)
     except ImportError:
         words = ""
-    rank = os.environ.get("RANK", "0")
+    who = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()}, step {step}"
     text = "".join(traceback.format_exception(error))
-    os.write(2 if spoken is None else spoken, f"titanlite: rank {rank}: {words}\n{text}".encode())
+    os.write(2 if spoken is None else spoken, f"titanlite: {who}: {words}\n{text}".encode())

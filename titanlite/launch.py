@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -171,13 +172,15 @@ def _words(told: Path) -> int:
 
 def _lost(error: ChildFailedError) -> int:
     """Name the workers that were lost; their own output stands above."""
-    failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
-    for failure in failures:
+    ranks = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+    failures = [failure for _, failure in ranks]
+    for rank, failure in ranks:
         if failure.exitcode < 0:
             how = f"was ended by signal {signal.Signals(-failure.exitcode).name}"
         else:
             how = f"ended with exit code {failure.exitcode}"
-        print(f"titanlite: the process of local rank {failure.local_rank} {how}", file=sys.stderr)
+        who = f"rank {rank} on {socket.gethostname()} (local rank {failure.local_rank})"
+        print(f"titanlite: {who} {how}", file=sys.stderr)
     code = failures[0].exitcode if failures else 1
     return code if code > 0 else 128 - code
 

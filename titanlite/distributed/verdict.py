@@ -8,6 +8,7 @@ extra.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,8 @@ class Verdict:
         grad_norm: global norm of the gradient of ``loss``, before clipping.
         stop: whether any rank was asked to stop.
         data_ended: whether any rank has no further batch.
-        step_seconds_mean, step_seconds_spread: mean and standard deviation over the ranks of the time that a step's own
-            work took, before it waited for others.
+        step_seconds_mean, step_seconds_spread: mean and standard deviation over the ranks of ``seconds``.
+        slowest_rank, slowest_seconds: the rank whose ``seconds`` are most, and how many.
     """
 
     loss: float
@@ -38,6 +39,8 @@ class Verdict:
     data_ended: bool
     step_seconds_mean: float
     step_seconds_spread: float
+    slowest_rank: int = 0
+    slowest_seconds: float = 0.0
 
     @property
     def finite(self) -> bool:
@@ -59,21 +62,25 @@ def agree(
 
     ``loss_sum`` and ``tokens`` are zero on ranks whose equals already report them (tp) or that do not know them (pp).
     ``square_norm`` belongs to the gradient of the summed loss over ``nominal_tokens``; it is corrected to the tokens
-    that did count.
+    that did count. ``seconds`` is the time that this rank's step took before it first waited for others; each rank has
+    a place of its own for it in the vector, 8 bytes a rank.
     """
     device = world.device
-    parts = [loss_sum, tokens, square_norm, stop, data_ended, seconds, seconds * seconds]
-    vector = torch.stack([torch.as_tensor(part, dtype=torch.float64, device=device) for part in parts])
+    places = [seconds if rank == world.rank else 0.0 for rank in range(world.size)]
+    parts = [loss_sum, tokens, square_norm, stop, data_ended, torch.tensor(places, dtype=torch.float64)]
+    vector = torch.cat([torch.as_tensor(part, dtype=torch.float64, device=device).view(-1) for part in parts])
     if world.size > 1:
         dist.all_reduce(vector)
-    loss, counted, square, stops, ends, time, time_square = vector.tolist()
-    mean = time / world.size
+    loss, counted, square, stops, ends, *times = vector.tolist()
+    slowest = max(range(world.size), key=times.__getitem__)
     return Verdict(
         loss=loss / counted if counted else math.nan,
         tokens=int(counted),
         grad_norm=math.sqrt(square) * nominal_tokens / counted if counted and square >= 0 else math.nan,
         stop=stops > 0,
         data_ended=ends > 0,
-        step_seconds_mean=mean,
-        step_seconds_spread=math.sqrt(max(time_square / world.size - mean * mean, 0.0)),
+        step_seconds_mean=statistics.fmean(times),
+        step_seconds_spread=statistics.pstdev(times),
+        slowest_rank=slowest,
+        slowest_seconds=times[slowest],
     )
