@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,12 +52,11 @@ class Loader:
         lanes: dict[int, Lane],
         fingerprint: dict[str, str],
         names: list[str],
-        masked: bool,
         prefetch: int,
         pin: bool = False,
     ):
         self.lanes, self._fingerprint, self.names = lanes, fingerprint, names
-        self.masked, self.prefetch, self.pin = masked, prefetch, pin
+        self.prefetch, self.pin = prefetch, pin
         self.data_step = 0
         self._states = {number: lane.state() for number, lane in lanes.items()}
         self._head: _Made | None = None
@@ -116,6 +116,13 @@ class Loader:
         """Records that could not be read and were passed over."""
         return sum(state["skipped"] for state in self._states.values())
 
+    def facts(self) -> dict[str, float]:
+        """What is logged of the data, over this rank's lanes: the epoch, records skipped, and each source's share."""
+        facts: dict[str, float] = {"epoch": self.epoch(), "records_skipped": self.skipped()}
+        if len(self.names) > 1:
+            facts |= {f"data_share/{name}": share for name, share in self.shares().items()}
+        return facts
+
     def epoch(self) -> int:
         """Epochs that the lane that is furthest has finished, in the batches taken so far."""
         lengths = [len(part.source) for lane in self.lanes.values() for part in lane.documents.parts]
@@ -161,7 +168,7 @@ class Loader:
         tensors = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
         if self.pin:
             tensors = [tensor.pin_memory() for tensor in tensors]
-        return Batch(*tensors) if self.masked else Batch(tensors[0], tensors[1])
+        return Batch(*tensors)
 
     def _stop(self) -> None:
         if self._thread is not None:
@@ -175,7 +182,7 @@ class Loader:
 def build_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size: int) -> Loader:
     """The training rows of data-parallel rank ``data_rank`` of ``data_size``."""
     training, data = config.training, config.data
-    size = training.global_batch_size if training.global_batch_size > 0 else training.local_batch_size * data_size
+    size = _global_batch_size(config, data_size)
     wanted = data.sources
     if wanted:
         parts = [Part(s.name, build_source(s.dataset, s.path, tokenizer, s.text_key), s.weight) for s in wanted]
@@ -206,47 +213,58 @@ def build_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size
         **({f"weight {part.name}": repr(part.weight) for part in parts} if wanted else {}),
     }
     pin = torch.cuda.is_available()
-    return Loader(lanes, fingerprint, [part.name for part in parts], training.document_mask, data.prefetch, pin)
+    return Loader(lanes, fingerprint, [part.name for part in parts], data.prefetch, pin)
+
+
+def _global_batch_size(config: Config, data_size: int) -> int:
+    training = config.training
+    return training.global_batch_size if training.global_batch_size > 0 else training.local_batch_size * data_size
 
 
 class ValidationRows:
-    """The batches of one validation: the same rows every time, dealt to the ranks in turn.
+    """The batches of one validation: the same ``count`` rows every time, or all (None), dealt to the ranks in turn.
 
-    All ranks give the same number of batches; a rank whose rows are used up gives rows that count nothing.
+    All ranks give the same number of batches of ``local`` rows; where the rows are used up, others that count nothing
+    fill the last batch.
     """
 
-    def __init__(self, lane: Lane, local: int, data_rank: int, data_size: int, steps: int):
-        self.lane, self.local, self.data_rank, self.data_size, self.steps = lane, local, data_rank, data_size, steps
+    def __init__(self, lane: Lane, local: int, data_rank: int, data_size: int, count: int | None):
+        self.lane, self.local, self.data_rank, self.data_size, self.count = lane, local, data_rank, data_size, count
 
     def __iter__(self) -> Iterator[Batch]:
-        step = 0
-        more = True
-        while more and step != self.steps:
-            rows: list[Row] = []
-            for place in range(self.local * self.data_size):
-                row = self.lane.row() if more else None
-                more = row is not None
-                if place // self.local == self.data_rank:
-                    rows.append(self._nothing() if row is None else row)
-                if place == 0 and row is None:
-                    return
-            tensors = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
-            yield Batch(*tensors) if self.lane.mask else Batch(tensors[0], tensors[1])
-            step += 1
+        rows = self._rows()
+        while chunk := list(islice(rows, self.local * self.data_size)):
+            own = chunk[self.data_rank * self.local : (self.data_rank + 1) * self.local]
+            own += [self._nothing()] * (self.local - len(own))
+            tensors = [torch.from_numpy(np.stack(column)) for column in zip(*own, strict=True)]
+            yield Batch(*tensors)
 
     def close(self) -> None:
         """Nothing is open."""
 
+    def _rows(self) -> Iterator[Row]:
+        given = 0
+        while given != self.count and (row := self.lane.row()) is not None:
+            given += 1
+            yield row
+        if given != self.count and (row := self.lane.rest()) is not None:
+            yield row
+
     def _nothing(self) -> Row:
         zeros = np.zeros(self.lane.seq_len, dtype=np.int64)
-        return zeros, zeros + IGNORED, zeros, zeros
+        row = (zeros, zeros + IGNORED, zeros, zeros)
+        return row if self.lane.mask else row[:2]
 
 
 def build_validation_loader(config: Config, tokenizer: Tokenizer, data_rank: int, data_size: int) -> ValidationRows:
-    """The validation rows of data-parallel rank ``data_rank`` of ``data_size``, from the beginning."""
+    """The validation rows of data-parallel rank ``data_rank`` of ``data_size``, from the beginning.
+
+    ``validation.steps`` counts in global batches of training, so that the rows are the same on every layout.
+    """
     wanted = config.validation
     source = build_source(wanted.dataset, wanted.dataset_path, tokenizer)
     settings = Settings(shuffle=False, loop=wanted.steps != -1, on_bad_record=config.data.on_bad_record)
     documents = Documents([Part(wanted.dataset, source, 1.0)], tokenizer, 0, 1, settings)
     lane = Lane(documents, wanted.seq_len, config.training.pack_documents, False, config.training.document_mask)
-    return ValidationRows(lane, wanted.local_batch_size, data_rank, data_size, wanted.steps)
+    count = None if wanted.steps == -1 else wanted.steps * _global_batch_size(config, data_size)
+    return ValidationRows(lane, wanted.local_batch_size, data_rank, data_size, count)

@@ -39,6 +39,7 @@ class Lane:
         self.documents, self.seq_len = documents, seq_len
         self.pack, self.best_fit, self.mask = pack, best_fit, mask
         self.open: list[tuple[Document, int]] = []
+        self._rest: tuple[np.ndarray, list[int]] = np.zeros(0, dtype=np.int64), []
 
     def row(self) -> Row | None:
         """The next row; None where the lane's documents do not fill one."""
@@ -55,6 +56,7 @@ class Lane:
                 queue = self._more(need - used)
                 if not queue:
                     self.open = left
+                    self._rest = tokens[:used], lengths
                     return None
             document, offset = queue.pop(0)
             length = min(len(document.tokens) - offset, need - used)
@@ -66,6 +68,19 @@ class Lane:
         document, end = left[-1]
         self.open = [(document, end - 1), *queue]
         return self._row(tokens, lengths)
+
+    def rest(self) -> Row | None:
+        """What did not fill a row when ``row`` ended, padded with labels that do not count; None where it is nothing."""
+        tokens, lengths = self._rest
+        used, need = len(tokens), self.seq_len + 1
+        if used < 2:
+            return None
+        padded = np.full(need, tokens[-1])
+        padded[:used] = tokens
+        inputs, labels, *others = self._row(padded, [*lengths, need - used])
+        labels = labels.copy()
+        labels[used - 1 :] = IGNORED
+        return inputs, labels, *others
 
     def state(self) -> dict[str, Any]:
         """Where the lane stands: open documents by place and offset, so that the size does not depend on them."""
