@@ -2,8 +2,15 @@
 # An active environment that has torch is used as it is.
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-# find_spec looks for the package without importing it, which would take a second.
-has_torch() { [ -n "$1" ] && "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; }
+# Whether an interpreter has torch; LACKING is what it has not of titanlite's other dependencies. find_spec looks for a
+# package without importing it, which would take a second.
+has_torch() {
+    [ -n "$1" ] && LACKING="$("$1" -c '
+import importlib.util, sys
+absent = lambda name: importlib.util.find_spec(name) is None
+print(*filter(absent, ("pydantic", "rich", "numpy", "tiktoken", "tensorboard")))
+sys.exit(absent("torch"))' 2>/dev/null)"
+}
 
 make_environment() {
     local base
@@ -33,5 +40,9 @@ else
     [ -f "$ROOT/.venv/complete" ] || make_environment || { echo "titanlite: setting up $ROOT/.venv failed" >&2; exit 1; }
     exec 8>&-
     PYTHON="$ROOT/.venv/bin/python"
+fi
+if [ -n "${LACKING:-}" ] && [ "$PYTHON" != "$ROOT/.venv/bin/python" ]; then
+    echo "titanlite: the active environment has torch but lacks $LACKING; add them with: $PYTHON -m pip install -e $ROOT" >&2
+    exit 2
 fi
 export PYTHON
