@@ -86,6 +86,11 @@ def _memory(c: Checker) -> None:
         "memory_budget is the compiler's: set compile.enable, with model in compile.components",
     )
     c.require(
+        ac.mode != "memory_budget" or c.config.parallelism.tensor_parallel_degree == 1,
+        "activation_checkpoint.mode",
+        "the compiler cannot weigh tensor parallelism's meshes against a memory_budget: take mode selective or full",
+    )
+    c.require(
         not ac.debug or ac.mode != "selective" or option != "op",
         "activation_checkpoint.debug",
         "does not go with selective_ac_option 'op', whose own bookkeeping takes its place",

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -37,8 +37,7 @@ def load(argv: list[str], world_size: int | None = None) -> Config:
         UserError: with one message that names the file and line or the flag, what is allowed, what was probably meant.
     """
     if "--help" in argv or "-h" in argv:
-        print(show.help_text())
-        raise SystemExit(0)
+        _show(show.help_text())
     wants_print = "--print-config" in argv
     overrides = flags.split([word for word in argv if word != "--print-config"])
     given: dict[str, Any] = {}
@@ -56,9 +55,17 @@ def load(argv: list[str], world_size: int | None = None) -> Config:
             raise UserError(messages.unknown(flag.path, flag.written))
     config = _checked(given, origins, _world_size() if world_size is None else world_size)
     if wants_print:
-        print(show.toml_text(config, origins))
-        raise SystemExit(0)
+        _show(show.toml_text(config, origins))
     return config
+
+
+def _show(text: str) -> NoReturn:
+    """Print and end; a reader that has seen enough, such as head, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
 
 
 def from_dict(values: dict[str, Any], world_size: int = 1) -> Config:
