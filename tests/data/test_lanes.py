@@ -1,39 +1,71 @@
 """Row j of data step t is the same on every layout and after any stop; no token is lost or repeated."""
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.helpers import loaders, states, step, texts, write_jsonl
+from titanlite.data.batch import IGNORED
+from titanlite.data.mixture import Documents, Part, Settings
+from titanlite.data.packing import Lane
+from titanlite.data.shards import token_dtype, write_manifest, write_shard
+from titanlite.data.sources import build_source
+from titanlite.data.tokenizer import build_tokenizer
 
 
 def _corpus(folder, count=23):
     return {"training": {"dataset": "jsonl", "dataset_path": write_jsonl(Path(folder) / "corpus.jsonl", texts(count))}}
 
 
-@settings(max_examples=25, deadline=None)
+def _values(folder, kind):
+    """Settings that read a small corpus of a kind."""
+    folder = Path(folder)
+    if kind == "jsonl":
+        return _corpus(folder)
+    if kind == "mixture":
+        sources = [
+            {"name": name, "dataset": "jsonl", "path": write_jsonl(folder / f"{name}.jsonl", texts(20, i)), "weight": w}
+            for i, (name, w) in enumerate([("a", 0.7), ("b", 0.3)])
+        ]
+        return {"data": {"sources": sources}}
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": texts(23)}), folder / "a.parquet", row_group_size=4)
+        return {"training": {"dataset": "parquet", "dataset_path": str(folder)}, "data": {"shuffle_buffer": 5}}
+    tokenizer = build_tokenizer("bytes")
+    documents = [np.append(tokenizer.encode(text), tokenizer.eos_id) for text in texts(23)]
+    write_manifest(folder, tokenizer, [write_shard(folder, "0", documents, token_dtype(tokenizer.vocab_size))])
+    return {"training": {"dataset": "tokens", "dataset_path": str(folder)}}
+
+
+@settings(max_examples=30, deadline=None)
 @given(
+    kind=st.sampled_from(["jsonl", "mixture", "parquet", "tokens"]),
     layouts=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3),
+    size=st.sampled_from([4, 8, 12]),
     stops=st.lists(st.integers(0, 5), min_size=3, max_size=3),
-    packing=st.sampled_from([{}, {"packing": "best_fit"}, {"prefetch": 0}, {"shuffle": False}]),
-    training=st.sampled_from([{}, {"document_mask": True}]),
+    data=st.sampled_from([{}, {"packing": "best_fit"}, {"prefetch": 0}, {"shuffle": False}]),
+    mask=st.booleans(),
     pack=st.booleans(),
 )
-def test_rows_do_not_depend_on_layout_or_stops(layouts, stops, packing, training, pack):
+def test_rows_do_not_depend_on_layout_or_stops(kind, layouts, size, stops, data, mask, pack):
     with tempfile.TemporaryDirectory() as folder:
-        values = _corpus(folder)
-        values["training"] |= training
-        if packing.get("packing") != "best_fit":
+        values = _values(folder, kind)
+        values["training"] = values.get("training", {}) | {"document_mask": mask}
+        if data.get("packing") != "best_fit":
             values["training"]["pack_documents"] = pack
-        values["data"] = packing
-        straight = loaders(values)
+        values["data"] = values.get("data", {}) | data
+        straight = loaders(values, size=size)
         expected = [step(straight) for _ in range(sum(stops))]
         found, state = [], None
         for layout, steps in zip(layouts * 3, stops, strict=False):
-            ranks = loaders(values, data_size=layout)
+            ranks = loaders(values, data_size=layout, size=size)
             if state is not None:
                 for loader in ranks:
                     loader.load_lane_states(state)
@@ -43,6 +75,41 @@ def test_rows_do_not_depend_on_layout_or_stops(layouts, stops, packing, training
                 loader.close()
         straight[0].close()
         assert found == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(2, 40),
+    lanes=st.integers(1, 3),
+    seq_len=st.integers(2, 40),
+    packing=st.sampled_from(["greedy", "best_fit"]),
+    mask=st.booleans(),
+)
+def test_no_token_is_lost_or_repeated_within_an_epoch(count, lanes, seq_len, packing, mask):
+    with tempfile.TemporaryDirectory() as folder:
+        source = build_source("jsonl", write_jsonl(Path(folder) / "a.jsonl", texts(count)), build_tokenizer("bytes"))
+        seen = []
+        for number in range(lanes):
+            documents = Documents(
+                [Part("a", source, 1.0)], build_tokenizer("bytes"), number, lanes, Settings(seed=3, loop=False)
+            )
+            lane = Lane(documents, seq_len, True, packing == "best_fit", mask)
+            rows = list(iter(lane.row, None))
+            rest = lane.rest()
+            seen += [token for row in rows for token in row[0]]
+            if rest is not None:
+                seen += rest[0][rest[1] != IGNORED].tolist() if not mask else _used(rest)
+            if rows or rest is not None:
+                seen.append(256)
+        everything = [token for text in texts(count) for token in [*text.encode(), 256]]
+        assert Counter(map(int, seen)) == Counter(everything)
+
+
+def _used(rest):
+    """The inputs of a padded row up to the last that predicts; labels between documents are masked too."""
+    tokens, labels, *_ = rest
+    last = np.flatnonzero(labels != IGNORED)
+    return tokens[: last[-1] + 1].tolist() if len(last) else []
 
 
 def test_greedy_packing_predicts_every_token_once():

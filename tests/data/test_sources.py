@@ -166,8 +166,9 @@ def test_an_error_in_the_thread_reaches_the_step(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", texts(5))
     (loader,) = loaders({"training": {"dataset": "jsonl", "dataset_path": path}})
     (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(FileNotFoundError):
-        loader.next()
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            loader.next()
     loader.close()
 
 
@@ -187,4 +188,18 @@ def test_opening_far_in_takes_no_longer(tmp_path):
     )
     assert len(reads) == 1 and loader.data_step == 10**6
     assert loader.next().tokens.shape == (1, 16)
+    loader.close()
+
+
+def test_what_is_logged_of_the_data(tmp_path):
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", texts(6, seed)) for seed, name in enumerate("ab")]
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text() + "nonsense\n")
+    sources = [{"name": name, "dataset": "jsonl", "path": path} for name, path in zip("ab", paths, strict=True)]
+    (loader,) = loaders({"data": {"sources": sources, "on_bad_record": "skip"}}, size=1)
+    assert loader.facts()["epoch"] == loader.facts()["records_skipped"] == 0
+    for _ in range(60):
+        loader.next()
+    facts = loader.facts()
+    assert facts["epoch"] > 0 and facts["records_skipped"] > 0
+    assert facts["data_share/a"] + facts["data_share/b"] == pytest.approx(1)
     loader.close()

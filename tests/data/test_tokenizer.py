@@ -101,3 +101,8 @@ def test_a_broken_file_is_told(name, tmp_path):
 def test_an_empty_folder_is_told(tmp_path):
     with pytest.raises(UserError, match="neither tokenizer.json nor tokenizer.model"):
         build_tokenizer(str(tmp_path))
+
+
+def test_half_a_surrogate_pair_is_no_crash(trained):
+    ours = build_tokenizer(str(trained[0]))
+    assert ours.decode(ours.encode("a\ud800b").tolist()) == "a\ufffdb"

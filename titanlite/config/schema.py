@@ -200,7 +200,7 @@ class Data(Table):
 
     sources: list[Source] = key([], "a weighted mixture, instead of training.dataset")
     shuffle: bool = key(True, "a new order of the documents each epoch")
-    shuffle_buffer: Positive = key(1000, "documents that a stream is shuffled within")
+    shuffle_buffer: Positive = key(1000, "neighbours that Parquet, which is read in order, is shuffled within")
     packing: Literal["greedy", "best_fit"] = key("greedy", "greedy drops nothing; best_fit cuts fewer documents")
     on_bad_record: Literal["stop", "skip"] = key("stop", "what a record that cannot be read does")
     on_end: Literal["loop", "stop"] = key("loop", "whether the end of the data starts the next epoch or ends the run")
@@ -356,7 +356,7 @@ class ValidationTable(Table):
     local_batch_size: Positive = key(8, "rows of a validation batch on one rank")
     seq_len: Positive = key(2048, "tokens in a validation row")
     freq: Positive = key(10, "training steps from one validation to the next")
-    steps: int = key(-1, "batches of a validation; -1: all the data once")
+    steps: int = key(-1, "global batches of a validation; -1: all the data once")
     dataloader: Dataloader = table(Dataloader)
 
 

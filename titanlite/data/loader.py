@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -173,6 +174,9 @@ class Loader:
     def _stop(self) -> None:
         if self._thread is not None:
             self._ended.set()
+            with contextlib.suppress(queue.Empty):
+                while True:  # room for what the thread holds, so that it need not wait before it ends
+                    self._queue.get_nowait()
             self._thread.join()
             self._thread = None
         self._queue = queue.Queue(maxsize=max(self.prefetch, 1))
