@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from tests.cluster.slurm import Cluster, NoSlurm, step
 from tests.command import read_metrics, run_train
 
-STEPS = 40
+STEPS = 30
 FLAGS = (
     "--model.n_layers=1",
     "--model.dim=32",
@@ -49,7 +47,7 @@ def straight(tmp_path_factory):
 def _assert_whole(cluster, job, folder, straight):
     story = cluster.story(folder)
     assert cluster.job(job)["JobState"] == "COMPLETED", story
-    lines = read_metrics(folder / "outputs")
+    lines = [line for line in read_metrics(folder / "outputs") if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), story
     assert [line["loss"] for line in lines] == pytest.approx(straight, rel=1e-5)
 
@@ -70,6 +68,8 @@ def test_a_job_that_is_signalled_and_loses_a_node_comes_back_and_loses_nothing(c
     cluster.wait(job, lambda: step(tmp_path) >= stopped + 6 or cluster.ended(job))
     lost = cluster.job(job)["BatchHost"][:-1] + "2"
     cluster.call("node", "crash", lost)
+    # What a health check does; by itself SLURM takes SlurmdTimeout to notice, as where a node is cut off (below).
+    cluster.call("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=crashed")
     cluster.wait(job, lambda: _restarts(cluster, job) == 2 or cluster.ended(job))
     cluster.wait(job, lambda: cluster.ended(job))
     _assert_whole(cluster, job, tmp_path, straight)
@@ -132,4 +132,3 @@ def test_a_wrong_config_is_told_once_and_not_requeued(cluster, tmp_path):
     story = cluster.story(tmp_path)
     assert cluster.job(job)["ExitCode"] == "2:0" and story.count("stepz") == 1, story
     assert not (tmp_path / "outputs").exists()
-    shutil.rmtree(tmp_path, ignore_errors=True)
