@@ -102,9 +102,9 @@ def memory(w: Workload, rank: int, device: Device | None = None) -> Memory:
 
 def _accumulated(w: Workload, elements: float) -> float:
     """Gradients that wait, unsharded, for the last micro-batch, which alone is reduced; in the reduce type."""
-    if w.zero != 3 or not w.wrapped:
+    if w.zero != 3 or w.passes == 1:
         return 0.0
-    return elements * w.reduce_bytes if w.passes > 1 else 0.0
+    return elements * (w.reduce_bytes if w.wrapped else w.grad_bytes)
 
 
 def activations_in_flight(w: Workload, rank: int) -> float:
