@@ -34,7 +34,7 @@ def main() -> int:
             print(arguments.html)
             return 0
         if arguments.once or not sys.stdout.isatty():
-            Console().print(page.terminal(run))
+            Console(width=None if sys.stdout.isatty() else 100).print(page.terminal(run))
             return 0
         with Live(page.terminal(run), screen=True, auto_refresh=False) as live:
             while True:

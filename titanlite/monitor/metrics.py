@@ -67,6 +67,11 @@ class Meter:
         if self.counted == 1 and self.mean_step is None:
             memory.reset(self.world.device)
 
+    def first_step_seconds(self) -> float | None:
+        """How long the step that has just ended took, where it was the first of this process."""
+        first = self.counted == 1 and self.mean_step is None
+        return time.perf_counter() - self.step_began if first else None
+
     def checkpoint_stalled(self, seconds: float) -> None:
         """Training waited for a checkpoint."""
         self.stall += seconds

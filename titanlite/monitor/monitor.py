@@ -13,6 +13,7 @@ from titanlite.monitor.tensorboard import TensorBoard
 if TYPE_CHECKING:
     from titanlite.config import Config
     from titanlite.distributed.world import World
+    from titanlite.monitor.profiler import Profiler
 
 SLOW = 0.2
 """Share of a step that a rank may lag behind the others before it is named."""
@@ -30,6 +31,11 @@ class Monitor:
         self.console: Console | None = None
         self.journal: Journal | None = None
         self.board: TensorBoard | None = None
+        self.profiler: Profiler | None = None
+        if config.profiling.enable_profiling or config.profiling.enable_memory_snapshot:
+            from titanlite.monitor.profiler import Profiler
+
+            self.profiler = Profiler(config, world, folder)
 
     def start(self, step: int, facts: dict[str, Any]) -> None:
         """Open the files of a run that goes on after ``step``, and print ``facts``."""
@@ -37,19 +43,29 @@ class Monitor:
         first = self.world.rank == 0
         if first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            text = show.toml_text(self.config, {})
-            (self.folder / "config.toml").write_text(text)
+            for name in filter(None, ("config.toml", self.config.job.save_config_file)):
+                (self.folder / name).write_text(show.toml_text(self.config))
             self.journal = Journal(self.folder / "metrics.jsonl", step)
             self.console = Console(self.config.training.steps, not settings.disable_color_printing)
             self.console.start(step, facts)
         if settings.enable_tensorboard and (first or settings.save_for_all_ranks):
             board = self.folder / settings.save_tb_folder
             place = board / f"rank_{self.world.rank}" if settings.save_for_all_ranks else board
-            self.board = TensorBoard(place, step, show.toml_text(self.config, {}))
+            self.board = TensorBoard(place, step, show.toml_text(self.config))
 
     def due(self, step: int, last: bool) -> bool:
         """Whether ``step`` is logged: the first, every ``metrics.log_freq``th, and the last."""
-        return step == 1 or last or step % self.config.metrics.log_freq == 0
+        return step == 1 or last or step % self.config.metrics.log_freq == 0 or self.norms_due(step)
+
+    def norms_due(self, step: int) -> bool:
+        """Whether the norms by block of ``step`` are recorded."""
+        every = self.config.metrics.norms_freq
+        return every > 0 and step % every == 0
+
+    def step_ends(self) -> None:
+        """A step has ended, logged or not."""
+        if self.profiler is not None:
+            self.profiler.step()
 
     def record(self, line: dict[str, Any]) -> None:
         """Log a step."""
@@ -97,6 +113,6 @@ class Monitor:
 
     def close(self) -> None:
         """Close the files."""
-        for part in (self.console, self.journal, self.board):
+        for part in (self.console, self.journal, self.board, self.profiler):
             if part is not None:
                 part.close()

@@ -75,8 +75,8 @@ def terminal(run: Run) -> Group:
     """What ``tools/watch.py`` shows."""
     table = Table.grid(padding=(0, 3))
     pairs = list(facts(run).items())
-    for row in range(0, len(pairs), 3):
-        table.add_row(*(Text.assemble((name, "dim"), "  ", value) for name, value in pairs[row : row + 3]))
+    for row in range(0, len(pairs), 2):
+        table.add_row(*(Text.assemble((name, "dim"), "  ", value) for name, value in pairs[row : row + 2]))
     parts: list[Any] = [
         Text(str(run.folder), style="bold"),
         table,
