@@ -41,9 +41,14 @@ class StopRequest:
         self.reason = self.reason or signal.Signals(number).name
 
     def close(self) -> None:
-        """Give the signals back to whoever handled them before."""
+        """Give the signals back to whoever handled them before.
+
+        One that would end the process is only noted from now on too: torchrun sends SIGTERM to the ranks that a lost one
+        left behind, while they are saying what happened.
+        """
         for number, handler in self.before.items():
-            signal.signal(number, handler)
+            if handler is not signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 def write_marker(folder: Path, reason: str, step: int, world: World) -> None:
