@@ -27,6 +27,55 @@ def test_broken_folders_do_not_count_towards_what_is_kept(tmp_path):
     assert steps(tmp_path) == [1, 2, 9]
 
 
+def test_the_clock_is_asked_beside_a_save_in_flight(tmp_path, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+    write = saver.store.write
+
+    def slow(folder, tensors, group):
+        begun.set()
+        assert go.wait(60)
+        write(folder, tensors, group)
+
+    monkeypatch.setattr(saver.store, "write", slow)
+    with manager(tmp_path, async_mode="async", time_interval_minutes=1) as made:
+        assert not made.due(1)
+        made.save(1, lambda: snapshot(1))
+        assert begun.wait(60)
+        monkeypatch.setattr(made, "gather", lambda value: pytest.fail("the clock used the group of the save"))
+        assert not made.due(2)
+        made.written_at -= 61
+        assert made.due(3)
+        monkeypatch.undo()
+        go.set()
+        made.wait()
+    assert resume(tmp_path) == 1
+
+
+def test_weights_alone_do_not_push_out_what_a_run_can_go_on_from(tmp_path):
+    with manager(tmp_path, keep_latest_k=1, last_save_model_only=True) as made:
+        for step in (1, 2):
+            made.save(step, lambda step=step: snapshot(step))
+        made.save(3, lambda: snapshot(3), last=True)
+    assert steps(tmp_path) == [2, 3] and resume(tmp_path) == 2
+
+
+def test_a_rollback_goes_to_this_runs_own_newest(tmp_path):
+    save(tmp_path, 5, 10)
+    with manager(tmp_path, load_step=5) as made:
+        assert made.restore(snapshot(-1)).step == 5
+        assert made.restore(snapshot(-1)).step == 5
+        made.save(7, lambda: snapshot(7))
+        state = snapshot(-1)
+        assert made.restore(state).step == 7 and state.model["a.weight"][0, 0] == 7
+
+
+def test_a_rollback_never_returns_to_what_a_run_was_started_from(tmp_path):
+    save(tmp_path / "first", 4)
+    with manager(tmp_path / "second", initial_load_path=str(tmp_path / "first" / "checkpoint")) as made:
+        assert made.restore(snapshot(-1)).step == 0
+        assert made.restore(snapshot(-1)) is None
+
+
 def test_a_state_that_is_not_finite_pushes_nothing_out(tmp_path):
     save(tmp_path, 1, keep_latest_k=1)
     bad = snapshot(2)

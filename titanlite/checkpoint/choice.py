@@ -15,14 +15,19 @@ Check = Callable[[Path, Manifest], str]
 """Compares the files with the manifest; what is wrong, or "" where nothing is."""
 
 
-def newest_intact(folder: Path, check: Check) -> tuple[Path, Manifest] | None:
+def newest_intact(folder: Path, check: Check, at_most: int | None = None) -> tuple[Path, Manifest] | None:
     """The newest intact checkpoint in ``folder`` that a run can go on from; None where there are no checkpoints at all.
+
+    Args:
+        at_most: steps beyond are another run's and not looked at.
 
     Raises:
         UserError: there are some, but none is intact: starting over in silence would overwrite them.
     """
     refused: list[str] = []
     for path in candidates(folder):
+        if at_most is not None and step_of(path) > at_most:
+            continue
         try:
             manifest = manifests.read(path)
             if wrong := check(path, manifest):
@@ -67,3 +72,8 @@ def candidates(folder: Path) -> Iterator[Path]:
     found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := STEP.match(path.name))]
     for _, path in sorted(found, reverse=True):
         yield path
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(path.name.removeprefix("step-"))

@@ -38,6 +38,8 @@ class CheckpointManager:
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         self.saved: int | None = None
+        self.reached: int | None = None
+        self.begun = False
         self.written_at = time.monotonic()
         self.stager: Any = None
         if self.settings.enable:
@@ -115,19 +117,29 @@ class CheckpointManager:
         self.poll()
 
     def restore(self, snapshot: Snapshot) -> Restored | None:
-        """Fill ``snapshot`` from where the config says; None where the run starts from its initial weights."""
+        """Fill ``snapshot`` from where the config says; None where the run starts from its initial weights.
+
+        Once the run is under way this is a rollback: to its own newest intact checkpoint, never to what it started
+        from or to steps that an earlier run left beyond; None where it has none.
+        """
         if not self.settings.enable:
             return None
-        folder, step = self.shelf.folder, self.settings.load_step
-        if step >= 0:
+        folder, step, first = self.shelf.folder, self.settings.load_step, not self.begun
+        self.begun = True
+        if not first:
+            reached = self.reached
+            if reached is None:
+                return None
+            found = self._decided(lambda check: choice.newest_intact(folder, check, at_most=reached))
+        elif step >= 0:
             found = self._decided(lambda check: choice.one(self.shelf.published(step), check))
         else:
             found = self._decided(lambda check: choice.newest_intact(folder, check))
         if found is not None:
-            self.saved = found[1].step
             path, manifest = found
+            self.saved = self.reached = manifest.step
             return restore.own(self, path, manifest, snapshot)
-        return restore.initial(self, snapshot) if self.settings.initial_load_path else None
+        return restore.initial(self, snapshot) if first and self.settings.initial_load_path else None
 
     def newest(self) -> str | None:
         """The checkpoint that this run saved or resumed last, as text."""
@@ -173,6 +185,7 @@ class CheckpointManager:
     def _run(self, write: saver.Save, tensors: dict[str, Tensor]) -> None:
         try:
             write.run(tensors)
+            self.reached = write.step
         except BaseException as error:
             self.error = error
 
@@ -193,4 +206,8 @@ class CheckpointManager:
         minutes = self.settings.time_interval_minutes
         if minutes is None:
             return False
-        return self.gather(time.monotonic() - self.written_at > 60 * minutes)[0]
+        # Not over the saves' group: one may be in flight there, on its own thread.
+        told = torch.tensor([int(time.monotonic() - self.written_at > 60 * minutes)])
+        if self.world.size > 1:
+            dist.broadcast(told, src=0, group=self.world.cpu_group)
+        return bool(told)

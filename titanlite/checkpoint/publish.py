@@ -14,6 +14,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+from titanlite.checkpoint import manifest as manifests
 from titanlite.checkpoint.manifest import Manifest, sync_folder
 
 STEP = re.compile(r"step-(\d+)$")
@@ -84,8 +85,12 @@ class Shelf:
         shutil.rmtree(self.staged(step), ignore_errors=True)
 
     def retain(self, newest: int, keep_latest: int, keep_every: int | None) -> None:
-        """Delete the oldest beyond ``keep_latest`` whole ones; 0 keeps all. Folders without a manifest do not count."""
-        whole = [step for step in self.steps() if (self.published(step) / "manifest.json").is_file() and step <= newest]
+        """Delete the oldest beyond ``keep_latest`` that a run can go on from; 0 keeps all.
+
+        Folders that are not whole and those of weights alone neither count nor go: with them counted, the last state
+        that a run can go on from would be deleted in their favour.
+        """
+        whole = [step for step in self.steps() if step <= newest and self._can_be_gone_on_from(step)]
         doomed = whole[:-keep_latest] if keep_latest else []
         for step in doomed:
             if not (keep_every and step % keep_every == 0):
@@ -93,3 +98,9 @@ class Shelf:
                 gone = self.folder / f"step-{step}.{self.incarnation}.gone.tmp"
                 os.rename(self.published(step), gone)
                 shutil.rmtree(gone, ignore_errors=True)
+
+    def _can_be_gone_on_from(self, step: int) -> bool:
+        try:
+            return not manifests.read(self.published(step)).model_only
+        except manifests.Damaged:
+            return False
