@@ -109,8 +109,17 @@ class Optimizers:
             (parameter,) = optimizer.param_groups[0]["params"]
 
             def update(parameter: nn.Parameter, optimizer: torch.optim.Optimizer = optimizer) -> None:
+                grad = parameter.grad
+                if (
+                    isinstance(parameter, DTensor)
+                    and isinstance(grad, DTensor)
+                    and grad.placements != parameter.placements
+                ):
+                    # Of a norm under tensor parallelism without FSDP each rank has its own share's gradient only.
+                    parameter.grad = grad.redistribute(placements=parameter.placements)
                 # Each piece counts by its own number of copies; ``square_norm`` divides by the number of ranks.
-                square = gradients.square_norm([parameter], 1) * gradients.pieces(parameter)
+                pieces = gradients.pieces(parameter)
+                square = gradients.square_norm([parameter], pieces) * pieces
                 before = self.early_square_norm
                 self.early_square_norm = square if before is None else before + square
                 optimizer.step()
