@@ -140,6 +140,8 @@ class Trainer:
         self.optimizers.begin(self.lr_factor)
         loss = self.runner.forward_backward(batch, self.state.loss_scale / self.nominal_tokens)
         loss = self.faults.corrupt(self.running, loss)
+        with self.meter.waiting_for_data():
+            data_ended = not self.loader.has_next()
         return agree(
             self.world,
             # Ranks that differ only in tp know the same loss, and pipeline ranks without the head report zero.
@@ -147,7 +149,7 @@ class Trainer:
             batch.counted_tokens() if self.mesh.is_first_of("tp", "cp", "pp") else 0,
             self.optimizers.square_norm(self.world.size // self.mesh.pp) / self.state.loss_scale**2,
             stop=bool(self.stop.requested),
-            data_ended=not self.loader.has_next(),
+            data_ended=data_ended,
             seconds=self.meter.own_seconds(),
             nominal_tokens=self.nominal_tokens,
         )
@@ -190,7 +192,8 @@ class Trainer:
         rolled_back = self.state.step < self.running
         if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on()):
             state, rate = self.state, self.config.optimizer.lr * self.lr_factor
-            self.monitor.record(self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate))
+            line = self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate)
+            self.monitor.record(line | self.loader.facts())
 
     def validate(self) -> None:
         """Evaluate on the validation data where it is due."""
