@@ -189,6 +189,8 @@ class Trainer:
         """Measure the step, and log it where it is due."""
         self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
+        if self.config.compile.enable and (first := self.meter.first_step_seconds()) is not None:
+            self.monitor.event(self.running, "compile", f"the first step took {first:.1f} s, compilation included")
         rolled_back = self.state.step < self.running
         if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on()):
             state, rate = self.state, self.config.optimizer.lr * self.lr_factor
