@@ -300,6 +300,7 @@ def main(argv: list[str]) -> int:
         try:
             trainer.run()
         finally:
+            end.step = trainer.running
             trainer.close()
             del trainer
     return end.code
