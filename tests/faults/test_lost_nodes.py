@@ -1,23 +1,9 @@
-"""What is lost is named, and a run goes on with the nodes that are left."""
+"""A process that is lost is named."""
 
 from __future__ import annotations
 
-import pytest
-
 from tests.command import run_train
-from tests.faults.drill import FLAGS, STEPS, curve
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    run = run_train(*FLAGS, "--checkpoint.no-enable", cwd=tmp_path_factory.mktemp("straight"))
-    assert run.code == 0, run.stderr
-    return [loss for _, loss in curve(run.folder)]
-
-
-def _assert_whole(folder, straight):
-    assert [step for step, _ in curve(folder)] == list(range(1, STEPS + 1))
-    assert [loss for _, loss in curve(folder)] == pytest.approx(straight, rel=1e-5)
+from tests.faults.drill import FLAGS
 
 
 def test_without_restarts_the_lost_rank_is_named(tmp_path):
