@@ -53,7 +53,13 @@ def test_data_parallel_layouts_give_the_curve_of_one_process(layout, one_process
     processes, flags = LAYOUTS[layout]
     micro = {"fsdp": 2, "ddp": 1, "hsdp": 1}[layout]
     run = run_train(
-        *STRONG, *UNSAVED, *flags, "--training.steps=6", f"--training.local_batch_size={micro}", nproc=processes, cwd=tmp_path
+        *STRONG,
+        *UNSAVED,
+        *flags,
+        "--training.steps=6",
+        f"--training.local_batch_size={micro}",
+        nproc=processes,
+        cwd=tmp_path,
     )
     _assert_same(_curve(run), one_process)
 

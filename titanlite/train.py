@@ -29,6 +29,7 @@ from titanlite.evaluate import Validation
 from titanlite.garbage import GarbageCollection
 from titanlite.models.sizes import sizes_of
 from titanlite.monitor import Meter, Monitor
+from titanlite.monitor.norms import by_block
 from titanlite.optim import gradients
 from titanlite.optim.loss_scale import LossScale
 from titanlite.optim.optimizer import Optimizers
@@ -189,13 +190,21 @@ class Trainer:
         """Measure the step, and log it where it is due."""
         self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
+        self.monitor.step_ends()
         if self.config.compile.enable and (first := self.meter.first_step_seconds()) is not None:
             self.monitor.event(self.running, "compile", f"the first step took {first:.1f} s, compilation included")
         rolled_back = self.state.step < self.running
         if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on()):
             state, rate = self.state, self.config.optimizer.lr * self.lr_factor
             line = self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate)
-            self.monitor.record(line | self.loader.facts())
+            self.monitor.record(line | self.loader.facts() | self.norms())
+
+    def norms(self) -> dict[str, float]:
+        """Norms by block, on steps where ``metrics.norms_freq`` asks for them."""
+        if not self.monitor.norms_due(self.state.step):
+            return {}
+        replicas = self.world.size // self.mesh.pp
+        return by_block(self.optimizers.named.items(), sizes_of(self.config.model).n_layers, replicas, self.world)
 
     def validate(self) -> None:
         """Evaluate on the validation data where it is due."""

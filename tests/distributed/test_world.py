@@ -32,7 +32,9 @@ def test_the_shards_span_context_and_the_copies_come_first():
 def _agree():
     with world() as started:
         one = started.rank == 1
-        return agree(started, torch.tensor(3.0), 2, 8.0, stop=one, data_ended=False, seconds=1.0 + one, nominal_tokens=8)
+        return agree(
+            started, torch.tensor(3.0), 2, 8.0, stop=one, data_ended=False, seconds=1.0 + one, nominal_tokens=8
+        )
 
 
 def test_every_rank_hears_the_same_verdict():
