@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from titanlite.config import Config
 from titanlite.distributed.world import World
 from titanlite.errors import TrainingStopped, UserError
 
@@ -22,12 +23,14 @@ class Ending:
 
     Attributes:
         world: set as soon as there is one, so that it is closed whatever happens.
+        config: what runs, for the ways out of an error.
         code: 0 done, 2 wrong input, 3 could not go on, 1 a fault of ours or a lost peer.
         message: what a code of 2 or 3 came with.
         step: the step that was running, 0 before the first.
     """
 
     world: World | None = None
+    config: Config | None = None
     code: int = 0
     message: str = ""
     step: int = 0
@@ -54,7 +57,7 @@ def ending() -> Iterator[Ending]:
         end.code = stop.code if isinstance(stop.code, int) else 1
     except BaseException as error:
         end.code = 1
-        _tell(error, end.step, spoken)
+        _tell(error, end, spoken)
     finally:
         _close(end)
         _hand_over(end)
@@ -101,14 +104,11 @@ def _quieten() -> int | None:
     return spoken
 
 
-def _tell(error: BaseException, step: int, spoken: int | None) -> None:
+def _tell(error: BaseException, end: Ending, spoken: int | None) -> None:
     """What happened in words, the error itself below."""
-    try:
-        from titanlite.monitor.explain import explain
+    from titanlite.monitor.explain import explain
 
-        words = explain(error)
-    except ImportError:
-        words = ""
-    who = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()}, step {step}"
+    words = explain(error, end.config, end.world.size if end.world is not None else 1)
+    who = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()}, step {end.step}"
     text = "".join(traceback.format_exception(error))
     os.write(2 if spoken is None else spoken, f"titanlite: {who}: {words}\n{text}".encode())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from titanlite.evaluate import Validation
 from titanlite.garbage import GarbageCollection
 from titanlite.models.sizes import sizes_of
 from titanlite.monitor import Meter, Monitor
+from titanlite.monitor.facts import facts
 from titanlite.monitor.norms import by_block
 from titanlite.optim import gradients
 from titanlite.optim.loss_scale import LossScale
@@ -114,7 +114,8 @@ class Trainer:
         elastic.clear_marker(self.folder, self.world)
         ready = agree(self.world, 0.0, 0, 0.0, bool(self.stop.requested), not self.loader.has_next(), 0.0, 1)
         self.stopping, self.data_ended = ready.stop, ready.data_ended
-        self.monitor.start(self.state.step, self.facts(restored))
+        start = restored.note if restored is not None else ""
+        self.monitor.start(self.state.step, facts(self.config, self.world, self.mesh, self.nominal_tokens, start))
 
     def goes_on(self) -> bool:
         """Whether there is another step: steps are left, nobody was asked to stop, no rank's data ended."""
@@ -190,9 +191,7 @@ class Trainer:
         """Measure the step, and log it where it is due."""
         self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
-        self.monitor.step_ends()
-        if self.config.compile.enable and (first := self.meter.first_step_seconds()) is not None:
-            self.monitor.event(self.running, "compile", f"the first step took {first:.1f} s, compilation included")
+        self.monitor.step_ends(self.meter.first_step_seconds())
         rolled_back = self.state.step < self.running
         if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on()):
             state, rate = self.state, self.config.optimizer.lr * self.lr_factor
@@ -257,23 +256,6 @@ class Trainer:
         if restored.lanes:
             self.loader.load_lane_states(restored.lanes)
 
-    def facts(self, restored: Restored | None) -> dict[str, Any]:
-        """What the console says at the start."""
-        sizes = sizes_of(self.config.model)
-        layout = " x ".join(f"{name} {size}" for name, size in self.mesh.describe().items() if size > 1)
-        facts = {
-            "model": f"{self.config.model.name} {self.config.model.flavor}, {sizes.parameters:,} parameters",
-            "layout": f"{layout or 'one process'} on {self.world.device.type}",
-            "tokens a step": f"{self.nominal_tokens:,}",
-            "starts at": restored.note if restored is not None else "the beginning",
-        }
-        if self.mesh.pp > 1:
-            from titanlite.parallel import pipeline
-
-            rows = self.config.training.global_batch_size // self.mesh.data_size
-            facts["pipeline"] = pipeline.describe(self.config, max(0, min(rows, self.config.training.local_batch_size)))
-        return facts
-
     def close(self) -> None:
         """Let go of threads, signal handlers and files."""
         for part in (self.watchdog, self.stop, self.loader, self.checkpoints, self.monitor, self.garbage):
@@ -303,7 +285,7 @@ def check_vocabulary(config: Config, tokens: int) -> None:
 def main(argv: list[str]) -> int:
     """Train as ``argv`` says; returns the exit code: 0 done, 2 wrong input, 3 could not go on."""
     with ending() as end:
-        config = load(argv)
+        config = end.config = load(argv)
         world = end.world = World.start(config.comm)
         trainer = Trainer(config, world)
         try:

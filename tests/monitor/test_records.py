@@ -127,7 +127,7 @@ def test_flops_are_those_of_the_matmuls():
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "local_batch_size"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "the device is out of memory"),
         (
             RuntimeError("[../gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]"),
             "another rank was lost",
@@ -140,6 +140,14 @@ def test_flops_are_those_of_the_matmuls():
 )
 def test_errors_are_told_in_words(error, told):
     assert told in explain(error)
+
+
+def test_out_of_memory_comes_with_ways_out_and_what_they_save():
+    from titanlite.config import from_dict
+
+    config = from_dict({"model": {"flavor": "8B"}, "activation_checkpoint": {"mode": "none"}}, world_size=8)
+    told = explain(torch.OutOfMemoryError("CUDA out of memory"), config, 8)
+    assert told.count(" saves ") == 3 and "local_batch_size" in told and "GiB" in told
 
 
 def test_an_unknown_error_is_not_explained_away():

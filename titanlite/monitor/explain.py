@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from titanlite.plan import face, hardware
 
-def explain(error: BaseException) -> str:
-    """What an error means for someone who trains a model; "" where nothing is known about it."""
+if TYPE_CHECKING:
+    from titanlite.config import Config
+
+
+def explain(error: BaseException, config: Config | None = None, world_size: int = 1) -> str:
+    """What an error means for someone who trains a model; "" where nothing is known about it.
+
+    Out of memory comes with the cheapest changes of ``config`` that would have helped, and the bytes that each saves.
+    """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
-        return (
-            "the device is out of memory. Lower training.local_batch_size, set activation_checkpoint.mode = 'full', raise "
-            "parallelism.data_parallel_shard_degree or tensor_parallel_degree, or training.enable_cpu_offload; "
-            "tools/plan.py tells what each saves"
-        )
+        return "the device is out of memory" + ("" if config is None else _ways_out(config, world_size))
     for signs, words in _KNOWN:
         if any(sign in text for sign in signs):
             return words
     return ""
+
+
+def _ways_out(config: Config, world_size: int) -> str:
+    device = hardware.recognised(torch.cuda.get_device_name()) if torch.cuda.is_available() else hardware.DEVICES["cpu"]
+    ways = face.ways_out(config, world_size, device)
+    return ". The cheapest ways out:\n" + "\n".join(f"  {way}" for way in ways) if ways else ""
 
 
 _KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (

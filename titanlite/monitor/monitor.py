@@ -9,6 +9,7 @@ from titanlite.config import show
 from titanlite.monitor.console import Console
 from titanlite.monitor.journal import Journal
 from titanlite.monitor.tensorboard import TensorBoard
+from titanlite.plan import face
 
 if TYPE_CHECKING:
     from titanlite.config import Config
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 SLOW = 0.2
 """Share of a step that a rank may lag behind the others before it is named."""
+
+COMPARED_AFTER = 10
+"""Steps after which the plan's numbers are put beside the measured ones."""
 
 
 class Monitor:
@@ -32,6 +36,7 @@ class Monitor:
         self.journal: Journal | None = None
         self.board: TensorBoard | None = None
         self.profiler: Profiler | None = None
+        self.began: int | None = None
         if config.profiling.enable_profiling or config.profiling.enable_memory_snapshot:
             from titanlite.monitor.profiler import Profiler
 
@@ -40,6 +45,7 @@ class Monitor:
     def start(self, step: int, facts: dict[str, Any]) -> None:
         """Open the files of a run that goes on after ``step``, and print ``facts``."""
         settings = self.config.metrics
+        self.began = step
         first = self.world.rank == 0
         if first:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -62,8 +68,10 @@ class Monitor:
         every = self.config.metrics.norms_freq
         return every > 0 and step % every == 0
 
-    def step_ends(self) -> None:
-        """A step has ended, logged or not."""
+    def step_ends(self, first_step_seconds: float | None) -> None:
+        """A step has ended, logged or not; of the first step with how long it took."""
+        if first_step_seconds is not None and self.config.compile.enable:
+            self.event(1, "compile", f"the first step took {first_step_seconds:.1f} s, compilation included")
         if self.profiler is not None:
             self.profiler.step()
 
@@ -73,6 +81,7 @@ class Monitor:
             self.journal.write(line)
         if self.console is not None:
             self.console.step(line)
+            self._beside_the_plan(line)
             lag = line.get("slowest_rank_lag_seconds", 0.0)
             if lag > SLOW * line.get("step_seconds", 0.0):
                 self.console.say(
@@ -80,6 +89,18 @@ class Monitor:
                 )
         if self.board is not None:
             self.board.write(line)
+
+    def _beside_the_plan(self, line: dict[str, Any]) -> None:
+        """Once, after ten steps: what the plan said of a GPU beside what was measured."""
+        if self.began is None or line["step"] < self.began + COMPARED_AFTER or self.console is None:
+            return
+        self.began = None
+        if self.world.device.type == "cuda":
+            import torch
+
+            said = face.predict(self.config, self.world.size, torch.cuda.get_device_name(self.world.device))
+            for words in said.beside(line["tokens_per_second_per_device"], line["memory_peak_gib"]):
+                self.console.say(words)
 
     def validation(self, step: int, loss: float) -> None:
         """Log a validation loss."""

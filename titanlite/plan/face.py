@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -243,13 +244,19 @@ def summary(config: Config, device: Any, world_size: int = 1) -> list[str]:
 
 @dataclass(frozen=True)
 class WayOut:
-    """One change of the config, the bytes it saves on the worst rank, and what the step becomes as a factor."""
+    """One change of the config, the bytes it saves on the worst rank, and what the step becomes as a factor.
+
+    Attributes:
+        slower: None where the plan has no model of the cost.
+    """
 
     what: str
     saves: float
-    slower: float
+    slower: float | None
 
     def __str__(self) -> str:
+        if self.slower is None:
+            return f"{self.what} saves {self.saves / 2**30:.2f} GiB a rank (slower, by how much is not predicted)"
         cost = f"{self.slower - 1:+.0%} step time" if abs(self.slower - 1) >= 0.005 else "no cost"
         return f"{self.what} saves {self.saves / 2**30:.2f} GiB a rank ({cost})"
 
@@ -263,6 +270,9 @@ def ways_out(config: Config, world_size: int, device: hardware.Device | None = N
     peak, speed = _worst(before).total, before.tokens_per_second_per_device
     found = []
     for what, changes in _changes(config, world_size):
+        offload = changes.get("training", {}).get("enable_cpu_offload", False)
+        if offload and on_cpu:
+            continue
         w = from_config(changed(config, changes), world_size, on_cpu)
         if w.micro_rows * w.passes * w.data_size < base.micro_rows * base.passes * base.data_size:
             continue
@@ -272,8 +282,9 @@ def ways_out(config: Config, world_size: int, device: hardware.Device | None = N
         worst = max(memory(w, rank, device).total for rank in range(len(w.stages)))
         saves = peak - worst
         if saves > 0.03 * peak:
-            found.append(WayOut(what, saves, speed / after.tokens_per_second_per_device))
-    found.sort(key=lambda way: (round(way.slower, 2), -way.saves))
+            slower = None if offload else speed / after.tokens_per_second_per_device
+            found.append(WayOut(what, saves, slower))
+    found.sort(key=lambda way: (math.inf if way.slower is None else round(way.slower, 2), -way.saves))
     return found[:most]
 
 
