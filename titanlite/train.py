@@ -102,8 +102,7 @@ class Trainer:
                 self.skip()
             case "rollback":
                 self.roll_back()
-        self.record(verdict)
-        self.validate()
+        self.record(verdict, self.validate())
         self.save(verdict)
 
     def begin(self) -> None:
@@ -187,16 +186,16 @@ class Trainer:
         self.loader.skip(past - self.loader.data_step)
         self.state.skips, self.state.data_step = skips, self.loader.data_step
 
-    def record(self, verdict: Verdict) -> None:
-        """Measure the step, and log it where it is due."""
+    def record(self, verdict: Verdict, validated: dict[str, float]) -> None:
+        """Measure the step, and log it where it is due, with what its validation found."""
         self.stopping, self.data_ended = verdict.stop, verdict.data_ended
         self.meter.step_ends(verdict)
         self.monitor.step_ends(self.meter.first_step_seconds())
         rolled_back = self.state.step < self.running
-        if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on()):
+        if not rolled_back and self.monitor.due(self.state.step, last=not self.goes_on() or bool(validated)):
             state, rate = self.state, self.config.optimizer.lr * self.lr_factor
             line = self.meter.summary(state.step, state.data_step, state.tokens_seen, verdict, rate)
-            self.monitor.record(line | self.loader.facts() | self.norms())
+            self.monitor.record(line | self.loader.facts() | self.norms() | validated)
 
     def norms(self) -> dict[str, float]:
         """Norms by block, on steps where ``metrics.norms_freq`` asks for them."""
@@ -205,11 +204,12 @@ class Trainer:
         replicas = self.world.size // self.mesh.pp
         return by_block(self.optimizers.named.items(), sizes_of(self.config.model).n_layers, replicas, self.world)
 
-    def validate(self) -> None:
-        """Evaluate on the validation data where it is due."""
-        if self.validation.due(self.state.step):
-            self.watchdog.pause()
-            self.monitor.validation(self.state.step, self.validation.loss())
+    def validate(self) -> dict[str, float]:
+        """The loss on the validation data, on steps where it is due."""
+        if self.state.step < self.running or not self.validation.due(self.state.step):
+            return {}
+        self.watchdog.pause()
+        return {"validation_loss": self.validation.loss()}
 
     def save(self, verdict: Verdict) -> None:
         """Publish a checkpoint where it is due, and hear how the one before ended."""

@@ -1,11 +1,23 @@
 #!/usr/bin/env python
-"""Writes docs/config.md from the schema: python tools/config_reference.py."""
+"""Writes docs/config.md from the schema.
+
+    python tools/config_reference.py
+"""
 
 import _environment
 
+import argparse
+
 from titanlite.config.show import reference
 
-if __name__ == "__main__":
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     page = _environment.ROOT / "docs" / "config.md"
     page.write_text(reference())
     print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -52,7 +52,7 @@ def twice(tmp_path_factory):
 
 def test_lines_have_the_contracts_names_and_steps_come_once(twice):
     lines = [line for line in twice[1].metrics if "loss" in line]
-    assert [line["step"] for line in lines] == [1, 3, 5, 6, 8]
+    assert [line["step"] for line in lines] == [1, 3, 4, 5, 6, 8]
     assert all(line.keys() >= NAMES for line in lines) and "mfu" not in lines[0]
     assert [line["step"] for line in twice[1].metrics if "validation_loss" in line] == [4, 5, 8]
 
@@ -74,7 +74,7 @@ def test_event_files_read_back_with_the_same_numbers(twice):
 
 def test_the_console_is_aligned_plain_and_from_one_rank(twice):
     lines = [line for line in twice[0].stdout.splitlines() if line.startswith("step") and "grad norm" in line]
-    assert len(lines) == 3 and "\x1b" not in twice[0].stdout
+    assert len(lines) == 4 and "\x1b" not in twice[0].stdout
     assert len({line.index("grad norm") for line in lines}) == 1
     assert "metrics.jsonl" in twice[0].stdout and "step-5" in twice[0].stdout
 

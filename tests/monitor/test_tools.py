@@ -40,7 +40,7 @@ def _run(folder, losses, extra=()):
 
 @pytest.fixture
 def a(tmp_path):
-    extra = [{"step": 2, "event": "skip", "text": "the <loss> is nan"}, {"step": 3, "validation_loss": 4.5}]
+    extra = [{"step": 2, "event": "skip", "text": "the <loss> is nan"}, _line(3, 3.0) | {"validation_loss": 4.5}]
     return _run(tmp_path / "a", [5.0, 4.0, 3.0, 2.5], extra)
 
 

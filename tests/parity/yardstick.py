@@ -93,8 +93,8 @@ def run(values: dict[str, Any], mutate: Callable[[Any], None] | None = None, wei
 
         curve = Curve([], [])
 
-        def record(self, verdict: Any) -> None:
-            self.ending = verdict.stop or verdict.data_ended
+        def record(self, verdict: Any, validated: dict[str, float]) -> None:
+            self.stopping, self.data_ended = verdict.stop, verdict.data_ended
             self.curve.loss.append(verdict.loss)
             self.curve.norm.append(verdict.grad_norm)
 

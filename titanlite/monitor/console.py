@@ -44,6 +44,8 @@ class Console:
             f"data wait {100 * line['data_wait_seconds'] / line['step_seconds']:4.1f}%",
             f"eta {duration(line['eta_seconds'])}",
         ]
+        if "validation_loss" in line:
+            parts.append(f"validation loss {line['validation_loss']:.4f}")
         self.say("  ".join(parts))
         if self.progress is not None:
             self.progress.update(self.task, completed=line["step"])

@@ -102,15 +102,6 @@ class Monitor:
             for words in said.beside(line["tokens_per_second_per_device"], line["memory_peak_gib"]):
                 self.console.say(words)
 
-    def validation(self, step: int, loss: float) -> None:
-        """Log a validation loss."""
-        if self.journal is not None:
-            self.journal.write({"step": step, "validation_loss": loss})
-        if self.console is not None:
-            self.console.say(f"step {step}  validation loss {loss:.4f}")
-        if self.board is not None:
-            self.board.write({"step": step, "validation_loss": loss})
-
     def event(self, step: int, kind: str, text: str) -> None:
         """Log something that happened."""
         if self.journal is not None:

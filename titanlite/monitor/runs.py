@@ -61,11 +61,10 @@ def read(path: Path) -> Run:
             continue
         if "event" in values:
             run.events.append((values["step"], values["event"], values.get("text", "")))
-        elif "validation_loss" in values:
-            run.validation.append((values["step"], values["validation_loss"]))
         else:
             by_step[values["step"]] = values
     run.lines = [by_step[step] for step in sorted(by_step)]
+    run.validation = curve(run, "validation_loss")
     if not run.lines:
         raise UserError(f"{file} has no step yet")
     return run
