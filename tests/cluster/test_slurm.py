@@ -7,6 +7,8 @@ import pytest
 from tests.cluster.slurm import Cluster, NoSlurm, step
 from tests.command import read_metrics, run_train
 
+pytestmark = pytest.mark.slurm
+
 STEPS = 30
 FLAGS = (
     "--model.n_layers=1",
