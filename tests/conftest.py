@@ -8,7 +8,9 @@ LEFT_OUT = {
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also the long matrices and campaigns")
-    parser.addoption("--slurm", action="store_true", help="also the tests on a SLURM cluster, which they install as root")
+    parser.addoption(
+        "--slurm", action="store_true", help="also the tests on a SLURM cluster, which they install as root"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

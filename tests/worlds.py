@@ -102,6 +102,8 @@ def _serve(pipe: Connection, environment: dict[str, Any]) -> None:
     os.environ.update({name: str(value) for name, value in environment.items()})
     import torch
 
+    from titanlite.distributed.private import forget_groups
+
     torch.set_num_threads(1)
     while True:
         try:
@@ -113,6 +115,9 @@ def _serve(pipe: Connection, environment: dict[str, Any]) -> None:
             answer = True, case(*args)
         except BaseException:
             answer = False, traceback.format_exc()
+        # The case's objects are gone only now; what torch's caches hold of its groups goes with them.
+        gc.collect()
+        forget_groups()
         gc.collect()
         pipe.send(answer)
 

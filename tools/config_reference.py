@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes docs/config.md from the schema.
 
-    python tools/config_reference.py
+python tools/config_reference.py
 """
 
 import _environment

@@ -5,6 +5,8 @@ Checked against torch 2.11 to 2.14; ``tests/distributed/test_private.py`` fails 
 
 from __future__ import annotations
 
+import functools
+import gc
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -31,10 +33,17 @@ def flight_record() -> bytes:
 
 
 def forget_groups() -> None:
-    """Drop DTensor's sharding decisions: they name groups of a world that has ended, and would crash in the next."""
+    """Drop what torch remembers of a world that has ended.
+
+    DTensor's sharding decisions name its groups, and would crash in the next world. Other caches hold its meshes, and so
+    its groups with their threads, which spin on connections that the peers have closed.
+    """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
+    for cached in gc.get_objects():
+        if isinstance(cached, functools._lru_cache_wrapper) and (cached.__module__ or "").startswith("torch."):
+            cached.cache_clear()
 
 
 def flatten(mesh: DeviceMesh, dims: tuple[str, ...], name: str) -> DeviceMesh:
