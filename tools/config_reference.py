@@ -4,9 +4,9 @@
 python tools/config_reference.py
 """
 
-import _environment
-
 import argparse
+
+import _environment
 
 from titanlite.config.show import reference
 
