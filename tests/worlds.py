@@ -25,6 +25,10 @@ from typing import Any
 
 _pools: dict[int, Ranks] = {}
 
+MOST_THREADS = 48
+"""Threads of a rank above which its pool is ended and the next case gets a new one: torch keeps some groups of ended
+worlds, and their gloo threads spin on connections that the peers have closed."""
+
 
 def ranks(size: int) -> Ranks:
     """The pool of ``size`` ranks of this test process."""
@@ -72,6 +76,7 @@ class Ranks:
         for pipe in self.pipes:
             pipe.send((self.cases, case, args))
         results: list[Any] = [None] * self.size
+        threads = 0
         waiting = dict(zip(self.pipes, range(self.size), strict=True))
         while waiting:
             ready = wait(list(waiting), timeout)
@@ -81,13 +86,16 @@ class Ranks:
             for pipe in ready:
                 rank = waiting.pop(pipe)  # type: ignore[arg-type]
                 try:
-                    ok, value = pipe.recv()  # type: ignore[union-attr]
+                    ok, value, count = pipe.recv()  # type: ignore[union-attr]
                 except EOFError:
-                    ok, value = False, "the process ended"
+                    ok, value, count = False, "the process ended", 0
                 if not ok:
                     self.end()
                     raise RankFailed(f"rank {rank} of {self.size} in {case.__name__}:\n{value}")
                 results[rank] = value
+                threads = max(threads, count)
+        if threads > MOST_THREADS:
+            self.end()
         return results
 
     def end(self) -> None:
@@ -119,7 +127,7 @@ def _serve(pipe: Connection, environment: dict[str, Any]) -> None:
         gc.collect()
         forget_groups()
         gc.collect()
-        pipe.send(answer)
+        pipe.send((*answer, len(os.listdir("/proc/self/task"))))
 
 
 @contextlib.contextmanager
