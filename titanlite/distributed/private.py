@@ -42,7 +42,7 @@ def forget_groups() -> None:
 
     _clear_sharding_prop_cache()
     for cached in gc.get_objects():
-        if isinstance(cached, functools._lru_cache_wrapper) and (cached.__module__ or "").startswith("torch."):
+        if type(cached) is functools._lru_cache_wrapper and (cached.__module__ or "").startswith("torch."):
             cached.cache_clear()
 
 
